@@ -1,0 +1,42 @@
+"""Measures that several rooms need: similarity of matrices and the size of a spectrum."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def cosine(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, ""]:
+    r"""Cosine of the angle between two arrays, :math:`\langle a, b\rangle / (\|a\| \|b\|)`.
+
+    The Frobenius cosine for matrices. Zero arrays have no direction: the result is NaN.
+    """
+    # Dividing by the largest entry first keeps tiny and huge arrays from under- and overflowing.
+    a = a / jnp.max(jnp.abs(a))
+    b = b / jnp.max(jnp.abs(b))
+    return jnp.sum(a * b) / jnp.sqrt(jnp.sum(a * a) * jnp.sum(b * b))
+
+
+def effective_rank(
+    values: Float[Array, " modes"], *, fraction: float = 0.95, power: int = 1
+) -> Int[Array, ""]:
+    r"""Smallest number of leading values that hold ``fraction`` of the total of ``values**power``.
+
+    Parameters
+    ----------
+    values
+        The whole spectrum, nonnegative, in any order. A truncated spectrum gives too small a rank.
+    fraction
+        Share of the total to reach, in (0, 1].
+    power
+        1 counts the values as they are, 2 their squares (variance from singular values).
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"`fraction` must be in (0, 1], got {fraction}.")
+    weights = jnp.sort(jnp.abs(values))[::-1] ** power
+    share = jnp.cumsum(weights) / jnp.sum(weights)
+    # A rounding error must not ask for one more mode when the target is met exactly.
+    return jnp.sum(share < fraction - 8 * jnp.finfo(share.dtype).eps) + 1
+
+
+def participation_ratio(values: Float[Array, " modes"]) -> Float[Array, ""]:
+    r"""Participation ratio :math:`(\sum_j v_j)^2 / \sum_j v_j^2`, the number of modes that matter."""
+    return jnp.sum(values) ** 2 / jnp.sum(values**2)

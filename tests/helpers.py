@@ -1,0 +1,1 @@
+"""Cases and comparisons that several test modules share."""

@@ -1,0 +1,43 @@
+"""Similarity and effective rank against hand-made cases."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from nullcline import measures
+
+
+def test_cosine_is_that_of_numpy_and_scale_free(key):
+    a, b = np.asarray(jr.normal(key, (2, 4, 5)))
+    expected = np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b)
+    for scale in (1.0, 1e-200, 1e200):
+        np.testing.assert_allclose(measures.cosine(jnp.array(scale * a), jnp.array(b)), expected, rtol=1e-14)
+
+
+def test_cosine_of_zero_is_not_a_number():
+    assert np.isnan(measures.cosine(jnp.zeros(3), jnp.ones(3)))
+
+
+@pytest.mark.parametrize(
+    ("values", "fraction", "power", "rank"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], 0.5, 1, 2),  # met exactly: no extra mode
+        ([1.0, 1.0, 1.0, 1.0], 0.51, 1, 3),
+        ([0.1, 10.0, 0.1], 0.95, 1, 1),  # order does not matter
+        ([3.0, 2.0, 1.0], 0.9, 1, 3),
+        ([3.0, 2.0, 1.0], 0.9, 2, 2),  # 13/14 of the squares
+        ([0.1] * 10, 1.0, 1, 10),
+    ],
+)
+def test_effective_rank(values, fraction, power, rank):
+    assert measures.effective_rank(jnp.array(values), fraction=fraction, power=power) == rank
+
+
+def test_effective_rank_refuses_a_bad_fraction():
+    with pytest.raises(ValueError, match=r"`fraction` must be in \(0, 1\], got 1.5"):
+        measures.effective_rank(jnp.ones(3), fraction=1.5)
+
+
+def test_participation_ratio_counts_equal_modes():
+    np.testing.assert_allclose(measures.participation_ratio(jnp.array([2.0, 2.0, 0.0])), 2.0, rtol=1e-15)
