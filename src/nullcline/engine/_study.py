@@ -43,9 +43,11 @@ class Grid(Mapping[str, tuple[Value, ...]]):
                 values = (values,)
             plain = tuple(_plain(name, value) for value in values)
             if any(isinstance(value, float) for value in plain):
-                # 1 and 1.0 are one point.
+                # 1 and 1.0 are one point, and so are 0.0 and -0.0.
                 plain = tuple(
-                    float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+                    float(value) + 0.0
+                    if isinstance(value, int | float) and not isinstance(value, bool)
+                    else value
                     for value in plain
                 )
             if not plain:
@@ -154,8 +156,15 @@ class Study(abc.ABC):
     may_be_nan: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def compute(self, **point: Any) -> "Mapping[str, Any] | xr.Dataset":
-        """Compute one point: a dataset, or arrays whose dimensions are the vectorized axes in grid order."""
+    def compute(self, *args: Any, **point: Any) -> "Mapping[str, Any] | xr.Dataset":
+        """Compute one point; ``point`` comes by name, a vectorized axis as a NumPy array of all its values.
+
+        Returns
+        -------
+        A dataset, or a mapping of names to results. A bare array has the vectorized axes as dimensions, in the
+        order of the grid; ``(dimensions, array)`` names them, as xarray does. A result named like its own
+        single dimension becomes the coordinate of it.
+        """
 
     @abc.abstractmethod
     def draw(self, data: "xr.Dataset") -> "Figure":

@@ -1,0 +1,143 @@
+"""The folder of a study's results: one sealed file a point, replaced whole or not at all."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ._plan import Point, identity
+from ._record import BrokenFileError, unseal
+from ._study import Study
+
+_NAME = re.compile(r"[0-9a-f]{32}\.nc")
+# A part that nobody touched for an hour is left from a run that was killed.
+_STALE_AFTER = 3600.0
+
+
+class StoreError(Exception):
+    """The folder cannot be used: full, read-only, or not ours. What was stored before is intact."""
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that readers see all of it or none of it, even after a crash."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(part, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What the store knows of a point without opening it as netCDF."""
+
+    status: str
+    message: str
+    seconds: float
+    checksum: str
+
+
+class Store:
+    """The points of one study below ``folder``.
+
+    Several drivers may share it: files appear by an atomic rename, and whatever removes or rewrites something
+    that another driver may look at (broken files, left-over parts, the consolidated dataset) holds the lock.
+    """
+
+    def __init__(self, folder: Path, study: Study):
+        self.folder = Path(folder)
+        self.study = study
+        self.points = self.folder / "points"
+        self.aside = self.folder / "set-aside"
+
+    def prepare(self) -> None:
+        """Make the folder and prove that it can be written."""
+        try:
+            self.points.mkdir(parents=True, exist_ok=True)
+            with self.lock():
+                probe = self.points / f"{uuid.uuid4().hex}.part"
+                probe.write_bytes(b"can this folder be written?")
+                probe.unlink()
+                for part in self.points.glob("*.part"):
+                    if time.time() - part.stat().st_mtime > _STALE_AFTER:
+                        part.unlink()
+        except OSError as error:
+            raise StoreError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder against other drivers; waits until it is free, and ends with the process."""
+        with open(self.folder / ".lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def path(self, point: Point) -> Path:
+        """Give the file of a point, there or not."""
+        return self.points / f"{point.digest}.nc"
+
+    def look(self, point: Point) -> Stored | None:
+        """What is stored of a point; nothing when there is no file, an error when it cannot be trusted."""
+        try:
+            blob = self.path(point).read_bytes()
+        except FileNotFoundError:
+            return None
+        header, checksum = unseal(blob)
+        expected: dict[str, Any] = identity(self.study, point.parameters)
+        if any(header.get(key) != value for key, value in expected.items()):
+            raise BrokenFileError("it holds another point than its name says")
+        return Stored(header["status"], header["message"], header["seconds"], checksum)
+
+    def survey(self, points: Iterable[Point]) -> tuple[dict[str, Stored], list[str]]:
+        """Judge every stored point; files that cannot be trusted are moved aside and named."""
+        stored: dict[str, Stored] = {}
+        notes: list[str] = []
+        there = {entry.name for entry in os.scandir(self.points)}
+        for point in points:
+            name = f"{point.digest}.nc"
+            if name not in there:
+                continue
+            try:
+                found = self.look(point)
+            except (BrokenFileError, ValueError, KeyError):
+                found, note = self._recheck(point)
+                notes += [note] if note else []
+            except OSError as error:
+                raise StoreError(f"cannot read {self.path(point)}: {error.strerror or error}") from error
+            if found is not None:
+                stored[point.digest] = found
+        foreign = sorted(name for name in there if not _NAME.fullmatch(name) and not name.endswith(".part"))
+        notes += [
+            f"{self.points / name}: not a point of this study; left alone and not used" for name in foreign
+        ]
+        return stored, notes
+
+    def _recheck(self, point: Point) -> tuple[Stored | None, str]:
+        """Judge a suspicious file again, alone: another driver may have replaced it meanwhile."""
+        path = self.path(point)
+        with self.lock():
+            try:
+                return self.look(point), ""
+            except (BrokenFileError, ValueError, KeyError) as error:
+                reason = str(error) if isinstance(error, BrokenFileError) else "its header is unreadable"
+            self.aside.mkdir(exist_ok=True)
+            target = self.aside / f"{path.name}.{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}"
+            os.replace(path, target)
+        return None, f"{path}: {reason}; moved to {target}, computed again"
+
+    def put(self, point: Point, record: bytes) -> Stored:
+        """Store the record of a point."""
+        write_whole(self.path(point), record)
+        header, checksum = unseal(record)
+        return Stored(header["status"], header["message"], header["seconds"], checksum)
