@@ -1,0 +1,222 @@
+"""Initial weights: λ-balanced by construction, aligned to a task, or Gaussian as in practice."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ._checks import as_float, is_concrete, require_finite, require_nonnegative, require_size
+from ._network import Network
+from ._task import Task
+
+
+def lambda_balanced(
+    n_in: int,
+    n_hidden: int,
+    n_out: int,
+    lam: float | Float[Array, ""] = 0.0,
+    scale: float | Float[Array, ""] = 1.0,
+    *,
+    rank: int | None = None,
+    strengths: Float[Array, " modes"] | None = None,
+    key: PRNGKeyArray,
+) -> Network:
+    r"""Random λ-balanced weights, :math:`Q(W_2^\top W_2 - W_1W_1^\top) = \lambda Q`.
+
+    :math:`W_1 = R S_1 V^\top`, :math:`W_2 = U S_2 R^\top` with orthonormal :math:`R` (Haar) and
+    :math:`s_2^2 - s_1^2 = \lambda`, :math:`s_1 s_2 = a`; the strengths :math:`a` and :math:`U, V` come from
+    the product of two Gaussian matrices of the weights' shapes with standard deviation ``scale``.
+
+    Parameters
+    ----------
+    n_in, n_hidden, n_out
+        Sizes of the network.
+    lam
+        Balance. Strictly balanced weights exist for λ > 0 iff ``n_hidden <= n_out``, for λ < 0 iff
+        ``n_hidden <= n_in``, for λ = 0 always. Under ``jit`` an impossible traced λ gives NaN weights.
+    scale
+        Standard deviation of the Gaussian matrices; strengths grow with its square.
+    rank
+        Number of active hidden units r: :math:`D = \lambda\Pi` with a projector of rank r, and r takes the
+        place of ``n_hidden`` in the conditions on λ. Default: all (strict balance).
+    strengths
+        The mode strengths :math:`a \ge 0` instead of random ones, ``min(n_in, rank, n_out)`` of them.
+    key
+        Random key.
+
+    References
+    ----------
+    anguita2024, Theorem 4.1.1 and Algorithm 1 (with errata: which architectures admit which λ, the blocks of
+    strength :math:`\sqrt{|\lambda|}`, and the cancellation in the smaller strength).
+    """
+    rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    strength_key, frame_key = jr.split(key)
+    key1, key2 = jr.split(strength_key)
+    g1, g2 = jr.normal(key1, (n_hidden, n_in)), jr.normal(key2, (n_out, n_hidden))
+    u, a, vt = jnp.linalg.svd(g2 @ g1, full_matrices=True)
+    modes = min(n_in, rank, n_out)
+    a = as_float(scale).astype(a.dtype) ** 2 * a[:modes]
+    if strengths is not None:
+        a = _check_strengths(strengths, modes, a.dtype)
+    # QR and SVD must not run at the same time in a batch: XLA:CPU may deadlock on two batched LAPACK calls.
+    u, vt, gaussian = jax.lax.optimization_barrier((u, vt, jr.normal(frame_key, (n_hidden, rank))))
+    return _assemble(u, a, vt, _haar(gaussian), lam, rank)
+
+
+def aligned(
+    task: Task,
+    n_hidden: int,
+    lam: float | Float[Array, ""] = 0.0,
+    scale: float | Float[Array, ""] = 1.0,
+    *,
+    strengths: Float[Array, " modes"] | None = None,
+    rank: int | None = None,
+    key: PRNGKeyArray,
+) -> Network:
+    r"""λ-balanced weights aligned with the singular vectors of the task: each mode learns on its own.
+
+    As ``lambda_balanced`` with :math:`U, V` from the SVD of the target :math:`\Sigma_{yx}/\kappa`. The
+    ``strengths`` may be signed: a negative one gives :math:`s_1` the sign.
+
+    References
+    ----------
+    anguita2024, Algorithm 2 (erratum: it drops the scale).
+    """
+    n_in, n_out = task.n_in, task.n_out
+    rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    key1, key2, frame_key = jr.split(key, 3)
+    modes = min(n_in, rank, n_out)
+    target = task.target
+    if strengths is None:
+        g1, g2 = jr.normal(key1, (n_hidden, n_in)), jr.normal(key2, (n_out, n_hidden))
+        a = jnp.linalg.svd(g2 @ g1, compute_uv=False)[:modes].astype(target.dtype)
+        a = as_float(scale).astype(target.dtype) ** 2 * a
+    else:
+        a = _check_strengths(strengths, modes, target.dtype, signed=True)
+    gaussian = jr.normal(frame_key, (n_hidden, rank)).astype(target.dtype)
+    a, target = jax.lax.optimization_barrier((a, target))
+    u, _, vt = jnp.linalg.svd(target, full_matrices=True)
+    u, vt, gaussian = jax.lax.optimization_barrier((u, vt, gaussian))
+    return _assemble(u, a, vt, _haar(gaussian), lam, rank)
+
+
+def gaussian(
+    n_in: int,
+    n_hidden: int,
+    n_out: int,
+    scheme: str = "lecun",
+    *,
+    alphas: tuple[float, float] = (1.0, 1.0),
+    key: PRNGKeyArray,
+) -> Network:
+    r"""Independent Gaussian weights, as in practice. They are *not* λ-balanced, however wide the network.
+
+    Parameters
+    ----------
+    n_in, n_hidden, n_out
+        Sizes of the network.
+    scheme
+        Variance of the two layers: ``"lecun"`` 1/fan_in, ``"he"`` 2/fan_in, ``"glorot"``
+        2/(fan_in + fan_out), ``"scaled"`` :math:`\alpha_m^2`/fan_in.
+    alphas
+        :math:`(\alpha_1, \alpha_2)` of the scheme ``"scaled"``.
+    key
+        Random key.
+    """
+    for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
+        require_size(name, size)
+    variances = {
+        "lecun": (1 / n_in, 1 / n_hidden),
+        "he": (2 / n_in, 2 / n_hidden),
+        "glorot": (2 / (n_in + n_hidden), 2 / (n_hidden + n_out)),
+        "scaled": (alphas[0] ** 2 / n_in, alphas[1] ** 2 / n_hidden),
+    }
+    if scheme not in variances:
+        raise ValueError(f"`scheme` must be one of {sorted(variances)}, got {scheme!r}.")
+    if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
+        raise ValueError(f"`alphas` belong to the scheme 'scaled', got alphas={alphas} with {scheme!r}.")
+    key1, key2 = jr.split(key)
+    first, second = variances[scheme]
+    w1 = np.sqrt(first) * jr.normal(key1, (n_hidden, n_in))
+    w2 = np.sqrt(second) * jr.normal(key2, (n_out, n_hidden))
+    return Network(w1, w2)
+
+
+def balanced_strengths(
+    a: Float[Array, " modes"], lam: Float[Array, ""]
+) -> tuple[Float[Array, " modes"], Float[Array, " modes"]]:
+    r"""Strengths of a mode in both layers: :math:`s_2^2 - s_1^2 = \lambda`, :math:`s_1s_2 = a`."""
+    size = jnp.abs(a)
+    # The larger strength has no cancellation; the smaller follows from the product, never from a difference.
+    root = jnp.where((lam == 0) & (size == 0), 1, lam**2 + 4 * size**2)
+    square = jnp.where((lam == 0) & (size == 0), 0, (jnp.sqrt(root) + jnp.abs(lam)) / 2)
+    big = jnp.sqrt(jnp.where(square > 0, square, 1))
+    small = jnp.where(square > 0, size / big, 0)
+    big = jnp.where(square > 0, big, 0)
+    s1, s2 = jnp.where(lam >= 0, small, big), jnp.where(lam >= 0, big, small)
+    return jnp.where(a < 0, -s1, s1), s2
+
+
+def _assemble(u: Array, a: Array, vt: Array, frame: Array, lam, rank: int) -> Network:
+    """Weights with strengths ``a`` on the leading modes and √|λ| on the active units beyond them."""
+    n_out, n_in = u.shape[0], vt.shape[0]
+    lam = as_float(lam).astype(a.dtype)
+    s1, s2 = balanced_strengths(jnp.pad(a, (0, rank - a.shape[0])), lam)
+    # Each layer can carry as many modes as it has outer units.
+    first, second = min(rank, n_in), min(rank, n_out)
+    w1 = (frame[:, :first] * s1[None, :first]) @ vt[:first]
+    w2 = (u[:, :second] * s2[None, :second]) @ frame[:, :second].T
+    possible = ((lam <= 0) | (rank <= n_out)) & ((lam >= 0) | (rank <= n_in))
+    nan = jnp.asarray(jnp.nan, a.dtype)
+    return Network(jnp.where(possible, w1, nan), jnp.where(possible, w2, nan))
+
+
+def _haar(gaussian: Float[Array, "hidden rank"]) -> Float[Array, "hidden rank"]:
+    """Orthonormal columns, uniformly distributed: QR with the signs of the triangle's diagonal fixed."""
+    q, r = jnp.linalg.qr(gaussian)
+    return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(q.dtype)[None, :]
+
+
+def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: int | None) -> int:
+    for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
+        require_size(name, size)
+    require_nonnegative("scale", scale)
+    if rank is not None:
+        require_size("rank", rank)
+        if rank > n_hidden:
+            raise ValueError(f"`rank` must be at most `n_hidden` = {n_hidden}, got {rank}.")
+    require_finite("lam", as_float(lam))
+    active = n_hidden if rank is None else rank
+    if is_concrete(lam) and lam > 0 and active > n_out:
+        raise ValueError(_impossible("λ > 0", lam, "n_out", n_out, active, rank, n_in, "λ < 0"))
+    if is_concrete(lam) and lam < 0 and active > n_in:
+        raise ValueError(_impossible("λ < 0", lam, "n_in", n_in, active, rank, n_out, "λ > 0"))
+    return active
+
+
+def _impossible(sign, lam, short, size, active, rank, other, opposite) -> str:
+    units = f"`n_hidden` = {active}" if rank is None else f"`rank` = {active}"
+    possible = f"{opposite} and λ = 0" if active <= other else "only λ = 0"
+    layer = "W2ᵀW2 = λ + W1W1ᵀ" if short == "n_out" else "W1W1ᵀ = |λ| + W2ᵀW2"
+    return (
+        f"No weights are balanced with lam = {lam}: {sign} needs `{short}` = {size} to be at least the "
+        f"number of active hidden units, {units}, because {layer} must have full rank there. "
+        f"Possible: {possible}. For a wide network give `rank=` at most {size} (balance on a projector)."
+    )
+
+
+def _check_strengths(strengths, modes: int, dtype, *, signed: bool = False) -> Array:
+    strengths = as_float(strengths)
+    if strengths.shape != (modes,):
+        raise ValueError(
+            f"`strengths` must hold one value for each of the min(n_in, rank, n_out) = {modes} modes, "
+            f"got shape {strengths.shape}."
+        )
+    require_finite("strengths", strengths)
+    if not signed and is_concrete(strengths) and (np.asarray(strengths) < 0).any():
+        raise ValueError(
+            f"`strengths` must be at least 0 (signs belong to U and V), got {np.asarray(strengths).min()}. "
+            "Signed strengths are possible with `aligned`."
+        )
+    return strengths.astype(dtype)

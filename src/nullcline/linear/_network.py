@@ -1,0 +1,112 @@
+"""Two-layer linear networks and how far they are from balance."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._checks import as_float, require_finite, require_matrix
+
+
+class Network(eqx.Module):
+    r"""Two-layer linear network :math:`\hat y = W_2 W_1 x`.
+
+    ``w1`` has shape (hidden, inputs), ``w2`` (outputs, hidden).
+    """
+
+    w1: Float[Array, "hidden inputs"]
+    w2: Float[Array, "outputs hidden"]
+
+    def __init__(self, w1, w2):
+        """Make a network of two weight matrices whose hidden sizes agree."""
+        w1, w2 = as_float(w1), as_float(w2)
+        require_matrix("w1", w1, "hidden", "inputs")
+        require_matrix("w2", w2, "outputs", "hidden")
+        if w1.shape[0] != w2.shape[1]:
+            raise ValueError(
+                "`w1` (hidden, inputs) and `w2` (outputs, hidden) must share the hidden size, got shapes "
+                f"{w1.shape} and {w2.shape}: {w1.shape[0]} and {w2.shape[1]} hidden units."
+            )
+        require_finite("w1", w1)
+        require_finite("w2", w2)
+        self.w1, self.w2 = w1, w2
+
+    @property
+    def n_in(self) -> int:
+        """Number of inputs."""
+        return self.w1.shape[-1]
+
+    @property
+    def n_hidden(self) -> int:
+        """Number of hidden units."""
+        return self.w1.shape[-2]
+
+    @property
+    def n_out(self) -> int:
+        """Number of outputs."""
+        return self.w2.shape[-2]
+
+    @property
+    def q(self) -> Float[Array, "inputs_and_outputs hidden"]:
+        r"""Both layers stacked, :math:`Q = [W_1^\top; W_2]`."""
+        return jnp.concatenate([jnp.swapaxes(self.w1, -1, -2), self.w2], axis=-2)
+
+    @property
+    def function(self) -> Float[Array, "outputs inputs"]:
+        r"""The linear map that the network computes, :math:`W_2 W_1`."""
+        return self.w2 @ self.w1
+
+
+def balance(network: Network) -> Float[Array, "hidden hidden"]:
+    r"""The matrix :math:`D = W_2^\top W_2 - W_1 W_1^\top` that gradient flow conserves.
+
+    Weights are λ-balanced when :math:`Q D = \lambda Q` with :math:`Q = [W_1^\top; W_2]`; strictly, when
+    :math:`D = \lambda I`.
+    """
+    return network.w2.T @ network.w2 - network.w1 @ network.w1.T
+
+
+def fitted_lambda(network: Network) -> Float[Array, ""]:
+    r"""Best λ of any weights, :math:`\lambda^* = \mathrm{tr}(D) / N_h`.
+
+    The least-squares fit of :math:`D = \lambda I`.
+    For weights balanced on a projector of rank r it is :math:`\lambda r / N_h`; the λ that the exact solution
+    uses comes from ``balance_residual``.
+    """
+    return jnp.trace(balance(network)) / network.n_hidden
+
+
+def balance_distance(network: Network) -> Float[Array, ""]:
+    r"""Distance from strict balance, :math:`\|D - \lambda^* I\|_F`."""
+    identity = jnp.eye(network.n_hidden, dtype=network.w1.dtype)
+    return jnp.linalg.norm(balance(network) - fitted_lambda(network) * identity)
+
+
+def balance_residual(network: Network) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    r"""The λ of λ-balanced weights and how badly it fits.
+
+    Returns
+    -------
+    :math:`\hat\lambda = \langle Q, QD\rangle / \langle Q, Q\rangle` and the residual
+    :math:`\|QD - \hat\lambda Q\|_F / (\|Q\|_F \|Q\|_2^2)`; both zero for zero weights.
+    """
+    q = network.q
+    gram = q.T @ q
+    # ‖D‖ would be the natural scale but vanishes at λ = 0; ‖Q‖₂² comes from a few power iterations.
+    direction = jnp.sum(gram, axis=1) + jnp.max(jnp.abs(gram), axis=1)
+    for _ in range(8):
+        direction = gram @ direction
+        direction = direction / jnp.maximum(jnp.linalg.norm(direction), jnp.finfo(q.dtype).tiny)
+    top = jnp.linalg.norm(gram @ direction)
+    return fit_balance(q, balance(network), top)
+
+
+def fit_balance(
+    q: Float[Array, "rows hidden"], d: Float[Array, "hidden hidden"], top: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    r"""λ and residual from :math:`Q`, :math:`D` and the scale :math:`\|Q\|_2^2`."""
+    qd = q @ d
+    total = jnp.sum(q * q)
+    safe = jnp.where(total > 0, total, 1)
+    lam = jnp.sum(q * qd) / safe
+    scale = jnp.sqrt(safe) * jnp.where(top > 0, top, 1)
+    return lam, jnp.linalg.norm(qd - lam * q) / scale

@@ -1,0 +1,88 @@
+"""The course of a two-layer network in time, as factors from which everything else is formed on demand."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ._network import Network
+
+STATUS = {
+    0: "ok",
+    1: "the weights are not balanced (exact solution not defined)",
+    2: "the inputs are not isotropic (exact solution not defined)",
+    3: "the weights diverged",
+    4: "the solver took too many steps",
+    5: "the solver failed",
+}
+OK, UNBALANCED, NOT_WHITE, DIVERGED, TOO_MANY_STEPS, FAILED = range(6)
+
+
+class Trajectory(eqx.Module):
+    r"""States of a network at ``times``, held as factors.
+
+    With :math:`Q = [W_1^\top; W_2]`, the state :math:`QQ^\top` at each time is kept as
+    :math:`W_1^\top \cong v\,g_1` and :math:`W_2 \cong u\,g_2`, up to one common rotation of the hidden
+    units. ``u`` and ``v`` are None (the identity) or the basis of the task; :math:`u u^\top = I`,
+    :math:`v v^\top = I` and the columns of ``g1``, ``g2`` lie in the range of :math:`v^\top`,
+    :math:`u^\top`, so norms and traces may be taken of the factors alone. The matrices of size (time, n, n)
+    are formed when they are read. A batch of trajectories (from ``vmap``) has its axes in front of each array.
+
+    For inputs that span only a subspace, ``exact_flow`` describes :math:`W_1` on that subspace; its component
+    outside never moves and no input sees it.
+
+    ``status`` is 0 for a trajectory to be trusted; ``STATUS`` names the other values. States that
+    cannot be trusted are NaN.
+    """
+
+    times: Float[Array, " time"]
+    g1: Float[Array, "time inputs hidden"]
+    g2: Float[Array, "time outputs hidden"]
+    v: Float[Array, "n_in inputs"] | None
+    u: Float[Array, "n_out outputs"] | None
+    status: Int[Array, ""]
+
+    @property
+    def is_ok(self) -> Array:
+        """Whether the trajectory can be trusted."""
+        return self.status == OK
+
+    @property
+    def w1t(self) -> Float[Array, "time n_in hidden"]:
+        r"""A factor of :math:`W_1^\top` at each time, rotated like ``w2``."""
+        return _rotate(self.v, self.g1)
+
+    @property
+    def w2(self) -> Float[Array, "time n_out hidden"]:
+        r"""A factor of :math:`W_2` at each time, rotated like ``w1t``."""
+        return _rotate(self.u, self.g2)
+
+    @property
+    def qqt(self) -> Float[Array, "time n n"]:
+        r"""The state :math:`QQ^\top = [[W_1^\top W_1, (W_2W_1)^\top], [W_2W_1, W_2W_2^\top]]`."""
+        q = jnp.concatenate([self.w1t, self.w2], axis=-2)
+        return q @ jnp.swapaxes(q, -1, -2)
+
+    @property
+    def function(self) -> Float[Array, "time n_out n_in"]:
+        """The linear map :math:`W_2 W_1` at each time."""
+        return self.w2 @ jnp.swapaxes(self.w1t, -1, -2)
+
+    @property
+    def input_gram(self) -> Float[Array, "time n_in n_in"]:
+        r"""Input representation :math:`C = W_1^\top W_1` at each time."""
+        return self.w1t @ jnp.swapaxes(self.w1t, -1, -2)
+
+    @property
+    def output_gram(self) -> Float[Array, "time n_out n_out"]:
+        r"""Output representation :math:`B = W_2 W_2^\top` at each time."""
+        return self.w2 @ jnp.swapaxes(self.w2, -1, -2)
+
+    def network_at(self, index: int = -1) -> Network:
+        """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
+        return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
+
+
+def _rotate(basis: Array | None, factor: Array) -> Array:
+    if basis is None:
+        return factor
+    return basis[..., None, :, :] @ factor
