@@ -1,0 +1,150 @@
+r"""Closed-form growth of aligned modes: two layers of any balance.
+
+Weights aligned with the task, :math:`W_1 = R S_1 V^T`, :math:`W_2 = U S_2 R^T` with :math:`U, V` the singular
+vectors of :math:`\Sigma_{yx}`, stay aligned: every mode learns by itself. Notation of anguita2024: a mode of
+strength ``s`` in the task has strength ``c`` in the first layer, ``d`` in the second and ``a = c d`` in the
+network function.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._checks import is_concrete, require_finite, require_positive, require_times
+from ._init import balanced_strengths
+
+
+class Modes(eqx.Module):
+    """Strengths of aligned modes along training, one column per mode.
+
+    Attributes
+    ----------
+    times
+        Times of the rows.
+    first, second
+        Signed strengths ``c`` and ``d`` in the first and in the second layer.
+    """
+
+    times: Float[Array, " time"]
+    first: Float[Array, "time modes"]
+    second: Float[Array, "time modes"]
+
+    @property
+    def strength(self) -> Float[Array, "time modes"]:
+        """Strength ``a = c d`` of each mode in the network function."""
+        return self.first * self.second
+
+
+def check_modes(name: str, s: Float[Array, " modes"], strengths: Float[Array, "*layers modes"]) -> None:
+    """Raise if singular values are negative, or strengths do not match them or are not finite."""
+    require_finite("s", s)
+    require_finite(name, strengths)
+    if is_concrete(s) and bool(jnp.any(s < 0)):
+        raise ValueError(
+            f"`s` must hold singular values, not negative, got {float(jnp.min(s))}. "
+            "Flip one singular vector, and the sign of the strength, to make a mode positive."
+        )
+    if strengths.shape[-1:] != s.shape:
+        raise ValueError(
+            f"`{name}` has {strengths.shape[-1]} modes, but `s` has {s.size}; give one for each mode."
+        )
+
+
+def saturation(rate: Float[Array, "*shape"], t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""Evaluate :math:`g = (1 - e^{-2 l t}) / (2 l)` for :math:`l \ge 0`, smoothly down to :math:`l = 0`."""
+    x = 2 * rate * t
+    is_small = x < 1e-3
+    series = t * (1 - x / 2 + x**2 / 6 - x**3 / 24 + x**4 / 120)
+    safe = jnp.where(is_small, 1, rate)
+    return jnp.where(is_small, series, -jnp.expm1(-2 * safe * t) / (2 * safe))
+
+
+def _mode(s, c0, d0, lam, t):
+    """Strengths of one mode at one time; ``t`` in units of the time constant."""
+    half = jnp.abs(lam) / 2
+    rate = jnp.hypot(s, half)
+    is_flat = rate == 0
+    safe = jnp.where(is_flat, 1, rate)
+    # Eigenvector (c, z) of [[-lam/2, s], [s, lam/2]] with eigenvalue +rate; the other one is (z, -c).
+    big = jnp.where(is_flat, math.sqrt(0.5), jnp.sqrt((safe + half) / (2 * safe)))
+    small = jnp.where(is_flat, math.sqrt(0.5), s / jnp.sqrt(2 * safe * (safe + half)))
+    c, z = jnp.where(lam >= 0, small, big), jnp.where(lam >= 0, big, small)
+    # With opposite signs c c0 + z d0 cancels; multiplied out with d0² - c0² = lam it does not, and it is
+    # exactly zero on the saddle (lam = 0), which a mode without overlap never leaves.
+    is_opposite = c0 * d0 < 0
+    multiplied = lam * (z**2 + c0**2 / (2 * safe)) / jnp.where(is_opposite, z * d0 - c * c0, 1)
+    up, down = jnp.where(is_opposite, multiplied, c * c0 + z * d0), z * c0 - c * d0
+    is_saddle = up == 0
+    x, g = jnp.exp(-2 * rate * t), saturation(rate, t)
+    # Written around the initial value while little has happened: keeps the weaker layer accurate in itself.
+    is_early = rate * t < 0.5
+    moved = jnp.expm1(-2 * rate * t) * down
+    first = jnp.where(is_early, c0 + z * moved, c * up + z * x * down)
+    second = jnp.where(is_early, d0 - c * moved, z * up - c * x * down)
+    norm = jnp.sqrt(jnp.where(is_saddle, 1, x + (up**2 + down**2 * x) * g))
+    # On the saddle x cancels between numerator and denominator; without that, late times are 0 / 0.
+    fade = jnp.exp(-rate * t) * down / jnp.sqrt(1 + down**2 * g)
+    return jnp.where(is_saddle, z * fade, first / norm), jnp.where(is_saddle, -c * fade, second / norm)
+
+
+@jax.jit
+def evolve(
+    s: Float[Array, " modes"],
+    c0: Float[Array, " modes"],
+    d0: Float[Array, " modes"],
+    lam: Float[Array, " modes"],
+    t: Float[Array, " time"],
+) -> tuple[Float[Array, "time modes"], Float[Array, "time modes"]]:
+    """Strengths in both layers from a pair with ``lam = d0² - c0²``; ``t`` in units of the time constant."""
+    over_modes = jax.vmap(_mode, in_axes=(0, 0, 0, 0, None))
+    return jax.vmap(over_modes, in_axes=(None, None, None, None, 0))(s, c0, d0, lam, t)
+
+
+def mode_flow(
+    s: Float[Array, " modes"],
+    a0: Float[Array, " modes"],
+    times: Float[Array, " time"],
+    *,
+    lam: float | Float[Array, ""] | Float[Array, " modes"] = 0.0,
+    tau: float = 1.0,
+) -> Modes:
+    r"""Exact flow of the modes of an aligned two-layer network.
+
+    Solves :math:`\tau \dot a = \sqrt{\lambda^2 + 4a^2}\,(s - a)`, anguita2024 equation 3.3, for
+    :math:`\lambda` of either sign and zero, ``a0`` of either sign and any time. Near :math:`a = s` the
+    distance decays as :math:`e^{-Kt/\tau}` with :math:`K = \sqrt{\lambda^2 + 4 s^2}`.
+
+    Parameters
+    ----------
+    s
+        Singular values of the task; not negative (flip a singular vector and the sign of ``a0`` instead).
+    a0
+        Initial strengths, of either sign. With ``lam = 0`` a negative strength ends at zero, a saddle.
+    times
+        Times, not negative, sorted.
+    lam
+        Balance :math:`d^2 - c^2`, one for all modes or one for each.
+    tau
+        Time constant, the inverse learning rate.
+
+    Returns
+    -------
+    The strengths in both layers; ``.strength`` is their product.
+
+    Notes
+    -----
+    The printed solution (anguita2024 equations 3.2 and 3.19) holds for :math:`\lambda > 0` only, and the
+    sigmoid of equation 2.28 for ``a0 > 0`` only (errata). This one has neither restriction.
+    """
+    check_modes("a0", s, a0)
+    require_positive("tau", tau)
+    times = require_times(times)
+    shape = jnp.broadcast_shapes(jnp.shape(lam), s.shape)
+    if shape != s.shape:
+        raise ValueError(f"`lam` must be one number or {s.size}, one for each mode, got shape {shape}.")
+    lam = jnp.broadcast_to(jnp.asarray(lam, s.dtype), s.shape)
+    first, second = jax.vmap(lambda a, lam: balanced_strengths(a[None], lam))(a0, lam)
+    return Modes(times, *evolve(s, first[:, 0], second[:, 0], lam, times / tau))
