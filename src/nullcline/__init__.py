@@ -6,4 +6,6 @@ heavy, so that the command line answers at once.
 
 from importlib.metadata import version as _version
 
+from ._citations import citation as citation
+
 __version__ = _version("nullcline")

@@ -41,6 +41,7 @@ def unseal(blob: bytes) -> tuple[dict[str, Any], str]:
     body = blob[:-_TAIL]
     if hashlib.sha256(body).hexdigest() != checksum:
         raise BrokenFileError("its checksum does not match its content")
+    # Of our own making, since the checksum holds.
     return json.loads(body[len(body) - int(length) :]), checksum
 
 
@@ -73,7 +74,7 @@ def netcdf_image(variables: Variables, attributes: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def read_variables(blob: bytes) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+def read_record(blob: bytes) -> tuple[dict[str, tuple[tuple[str, ...], np.ndarray]], dict[str, Any]]:
     """Read back what :func:`netcdf_image` wrote, without the cost of building a dataset."""
     import h5netcdf
 
@@ -84,4 +85,4 @@ def read_variables(blob: bytes) -> dict[str, tuple[tuple[str, ...], np.ndarray]]
             if variable.attrs.get("dtype") == "bool":
                 array = array.astype(bool)
             variables[name] = (tuple(variable.dimensions), array)
-    return variables
+        return variables, dict(file.attrs)

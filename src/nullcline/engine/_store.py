@@ -34,9 +34,10 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +98,23 @@ class Store:
         expected: dict[str, Any] = identity(self.study, point.parameters)
         if any(header.get(key) != value for key, value in expected.items()):
             raise BrokenFileError("it holds another point than its name says")
-        return Stored(header["status"], header["message"], header["seconds"], checksum)
+        return _stored(header, checksum)
 
-    def survey(self, points: Iterable[Point]) -> tuple[dict[str, Stored], list[str]]:
-        """Judge every stored point; files that cannot be trusted are moved aside and named."""
+    def survey(self, points: Iterable[Point], *, is_dry: bool = False) -> tuple[dict[str, Stored], list[str]]:
+        """Judge every stored point; files that cannot be trusted are named and, unless dry, moved aside."""
         stored: dict[str, Stored] = {}
         notes: list[str] = []
-        there = {entry.name for entry in os.scandir(self.points)}
+        there = {entry.name for entry in os.scandir(self.points)} if self.points.is_dir() else set()
         for point in points:
             name = f"{point.digest}.nc"
             if name not in there:
                 continue
             try:
                 found = self.look(point)
-            except (BrokenFileError, ValueError, KeyError):
-                found, note = self._recheck(point)
+            except BrokenFileError as error:
+                found, note = None, f"{self.path(point)}: {error}; to be moved aside and computed again"
+                if not is_dry:
+                    found, note = self._recheck(point)
                 notes += [note] if note else []
             except OSError as error:
                 raise StoreError(f"cannot read {self.path(point)}: {error.strerror or error}") from error
@@ -129,15 +132,29 @@ class Store:
         with self.lock():
             try:
                 return self.look(point), ""
-            except (BrokenFileError, ValueError, KeyError) as error:
-                reason = str(error) if isinstance(error, BrokenFileError) else "its header is unreadable"
+            except BrokenFileError as error:
+                reason = str(error)
+            return None, self.set_aside(path, reason) + ", computed again"
+
+    def set_aside(self, path: Path, reason: str) -> str:
+        """Move a file that cannot be trusted out of the way; the caller holds the lock. Says so."""
+        try:
             self.aside.mkdir(exist_ok=True)
             target = self.aside / f"{path.name}.{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:6]}"
             os.replace(path, target)
-        return None, f"{path}: {reason}; moved to {target}, computed again"
+        except OSError as error:
+            raise StoreError(f"cannot move {path} ({reason}) aside: {error.strerror or error}") from error
+        return f"{path}: {reason}; moved to {target}"
 
     def put(self, point: Point, record: bytes) -> Stored:
         """Store the record of a point."""
         write_whole(self.path(point), record)
         header, checksum = unseal(record)
+        return _stored(header, checksum)
+
+
+def _stored(header: dict[str, Any], checksum: str) -> Stored:
+    try:
         return Stored(header["status"], header["message"], header["seconds"], checksum)
+    except KeyError as error:
+        raise BrokenFileError(f"its header lacks {error}") from None

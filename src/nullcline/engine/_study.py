@@ -161,9 +161,9 @@ class Study(abc.ABC):
 
         Returns
         -------
-        A dataset, or a mapping of names to results. A bare array has the vectorized axes as dimensions, in the
-        order of the grid; ``(dimensions, array)`` names them, as xarray does. A result named like its own
-        single dimension becomes the coordinate of it.
+        A dataset, or a mapping of names to results. A bare array has the vectorized axes as dimensions, in
+        the order of the grid; ``(dimensions, array)`` names them, as xarray does. A result named like its
+        own single dimension becomes the coordinate of it.
         """
 
     @abc.abstractmethod

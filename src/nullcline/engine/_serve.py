@@ -1,0 +1,72 @@
+"""The process that computes points for a worker: requests on standard input, records on standard output.
+
+Run as ``python -m nullcline.engine._serve``. It ends when its parent does, or when it has had nothing to do
+for ten minutes.
+"""
+
+import os
+import queue
+import struct
+import sys
+import threading
+import traceback
+
+IDLE_SECONDS = 600.0
+
+
+def _read(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = os.read(0, count - len(data))
+        if not more:
+            # The parent is gone: nobody wants the point that is being computed.
+            os._exit(1)
+        data += more
+    return data
+
+
+def _listen(requests: "queue.Queue[bytes]") -> None:
+    while True:
+        (length,) = struct.unpack("<Q", _read(8))
+        requests.put(_read(length))
+
+
+def _reply(target: int, tag: bytes, content: bytes) -> None:
+    message = memoryview(tag + struct.pack("<Q", len(content)) + content)
+    while message:
+        message = message[os.write(target, message) :]
+
+
+def main() -> None:
+    """Serve until the parent hangs up."""
+    # A `print` in a study must not end up in the middle of a record.
+    target = os.dup(1)
+    os.dup2(2, 1)
+    requests: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+
+    import cloudpickle
+
+    from ._compute import provenance, record, require_float64
+
+    require_float64()
+    provenance()  # imports and starts JAX, so that no time-out pays for it
+    _reply(target, b"H", b"")
+    while True:
+        try:
+            request = requests.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            return
+        try:
+            study, parameters = cloudpickle.loads(request)
+        except Exception:
+            _reply(target, b"E", traceback.format_exc(limit=-1).encode())
+        else:
+            _reply(target, b"R", record(study, parameters))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(1)
