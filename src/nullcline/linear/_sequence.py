@@ -1,0 +1,177 @@
+r"""Continual, reversal and transfer learning: one exact solution after the other.
+
+Gradient flow conserves the balance, so λ is the same for every task and the state at the end of one task is a
+valid start of the next (anguita2024, section 4.4).
+"""
+
+from collections.abc import Sequence as Items
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ._checks import require_positive, require_size
+from ._exact import exact_flow
+from ._network import Network
+from ._shallow import function_loss
+from ._task import Task
+from ._trajectory import Trajectory
+
+
+def loss_rate(
+    trajectory: Trajectory, training: Task, evaluated: Task | None = None, *, tau: float = 1.0
+) -> Float[Array, " time"]:
+    r"""Rate of change of the loss on one task while a network trains on another.
+
+    :math:`\tau\,dL_i/dt = \langle \dot f, f\Sigma_{xx}^{(i)} - \Sigma_{yx}^{(i)}\rangle` with :math:`\dot f
+    = W_2W_2^T R + R\,W_1^T W_1` and :math:`R = \Sigma_{yx} - f\Sigma_{xx}` of the training task. The rate
+    of forgetting is the same number (anguita2024, theorem 4.4.1; erratum to equation 4.36: the bracket
+    belongs around both terms).
+
+    Parameters
+    ----------
+    trajectory
+        States to evaluate at.
+    training
+        The task the network trains on.
+    evaluated
+        The task whose loss is asked for; the training task by default, whose rate is never positive.
+    tau
+        Time constant of the flow; for gradient descent against steps, the inverse learning rate.
+    """
+    require_positive("tau", tau)
+    evaluated = training if evaluated is None else evaluated
+    function = trajectory.function
+    residual = training.sigma_yx[None] - function @ training.sigma_xx
+    velocity = trajectory.output_gram @ residual + residual @ trajectory.input_gram
+    slope = function @ evaluated.sigma_xx - evaluated.sigma_yx[None]
+    return jnp.sum(velocity * slope, axis=(-2, -1)) / tau
+
+
+def forgetting(
+    task: Task, before: Float[Array, "*batch outputs inputs"], after: Float[Array, "*batch outputs inputs"]
+) -> Float[Array, "*batch"]:
+    r"""Rise of the loss on ``task`` when the network function goes from ``before`` to ``after``.
+
+    Between two fully learned whitened tasks j and k it is
+    :math:`\frac12(\|\Sigma_k - \Sigma_i\|^2 - \|\Sigma_j - \Sigma_i\|^2)`.
+    """
+    return function_loss(after, task) - function_loss(before, task)
+
+
+class Sequence(eqx.Module):
+    """Exact trajectories of one network through several tasks.
+
+    Attributes
+    ----------
+    stages
+        One trajectory for each task, its times counted from the start of that task.
+    tasks
+        The tasks, in order.
+    durations
+        Time spent on each.
+    tau
+        Time constant.
+    """
+
+    stages: tuple[Trajectory, ...]
+    tasks: tuple[Task, ...]
+    durations: tuple[float, ...]
+    tau: float
+
+    @property
+    def times(self) -> Float[Array, " time"]:
+        """Times since the very beginning, all stages in one row."""
+        starts = [sum(self.durations[:i]) for i in range(len(self.stages))]
+        return jnp.concatenate(
+            [stage.times + start for stage, start in zip(self.stages, starts, strict=True)]
+        )
+
+    @property
+    def stage(self) -> Int[Array, " time"]:
+        """Which task is trained on at each of ``times``."""
+        return jnp.repeat(
+            jnp.arange(len(self.stages)),
+            jnp.array([stage.times.size for stage in self.stages]),
+            total_repeat_length=sum(stage.times.size for stage in self.stages),
+        )
+
+    @property
+    def function(self) -> Float[Array, "time outputs inputs"]:
+        """Network function at each of ``times``."""
+        return jnp.concatenate([stage.function for stage in self.stages])
+
+    @property
+    def losses(self) -> Float[Array, "tasks time"]:
+        """Loss on every task at each of ``times``."""
+        return jnp.stack([function_loss(self.function, task) for task in self.tasks])
+
+    @property
+    def forgetting(self) -> Float[Array, "tasks time"]:
+        """Rise of the loss on every task since the start of the current stage."""
+        rows = []
+        for task in self.tasks:
+            losses = [function_loss(stage.function, task) for stage in self.stages]
+            rows.append(jnp.concatenate([loss - loss[0] for loss in losses]))
+        return jnp.stack(rows)
+
+    @property
+    def loss_rates(self) -> Float[Array, "tasks time"]:
+        """Rate of change of the loss on every task, which is also the rate of forgetting."""
+        return jnp.stack(
+            [
+                jnp.concatenate(
+                    [
+                        loss_rate(stage, training, task, tau=self.tau)
+                        for stage, training in zip(self.stages, self.tasks, strict=True)
+                    ]
+                )
+                for task in self.tasks
+            ]
+        )
+
+
+def exact_sequence(
+    network: Network,
+    tasks: Items[Task],
+    durations: Items[float],
+    *,
+    points: int = 101,
+    tau: float = 1.0,
+) -> Sequence:
+    r"""Exact learning of several tasks, one after the other.
+
+    Continual learning (different tasks), reversal (:math:`\Sigma`, then :math:`-\Sigma`) and transfer are all
+    this call. After full convergence with λ = 0 a reversed task has no overlap with the weights: the function
+    decays to zero and stays there, a saddle that this solution respects.
+
+    Parameters
+    ----------
+    network
+        λ-balanced initial weights.
+    tasks
+        Tasks with the network's numbers of inputs and outputs, with isotropic inputs.
+    durations
+        Time spent on each task, positive, in the units of ``tau``.
+    points
+        Number of evenly spaced times of each stage, first and last included.
+    tau
+        Time constant, the inverse learning rate.
+    """
+    tasks, durations = tuple(tasks), tuple(durations)
+    if not tasks or len(tasks) != len(durations):
+        raise ValueError(
+            f"`tasks` and `durations` must have the same length, at least 1; got {len(tasks)} tasks and "
+            f"{len(durations)} durations."
+        )
+    for duration in durations:
+        require_positive("durations", duration)
+    require_size("points", points)
+    if points < 2:
+        raise ValueError("`points` must be at least 2: the start and the end of a stage.")
+    stages = []
+    for task, duration in zip(tasks, durations, strict=True):
+        times = jnp.linspace(0.0, duration, points, dtype=network.w1.dtype)
+        stages.append(exact_flow(network, task, times, tau=tau))
+        network = stages[-1].network_at(-1)
+    return Sequence(tuple(stages), tasks, durations, tau)

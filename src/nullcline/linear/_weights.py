@@ -1,0 +1,110 @@
+r"""The weights themselves along the exact flow.
+
+The exact solution gives :math:`QQ^T`, hence the weights up to one rotation of the hidden units. With the
+network function known at all times, :math:`\tau\dot Q = \begin{pmatrix}0 & R^T\\ R & 0\end{pmatrix} Q` with
+:math:`R = \Sigma_{yx} - f\Sigma_{xx}` is linear and only the rotation is left to find: a fourth-order
+Magnus integrator finds it, and everything else is taken from the exact solution.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ._checks import require_positive, require_size, require_times
+from ._exact import exact_flow
+from ._network import Network
+from ._task import Task
+from ._trajectory import Trajectory
+
+_GAUSS = (0.5 - np.sqrt(3) / 6, 0.5 + np.sqrt(3) / 6)
+
+
+class Weights(eqx.Module):
+    """Weights of a network along training.
+
+    Attributes
+    ----------
+    times
+        Times of the states.
+    w1, w2
+        Weights at each time.
+    """
+
+    times: Float[Array, " time"]
+    w1: Float[Array, "time hidden inputs"]
+    w2: Float[Array, "time outputs hidden"]
+
+
+def exact_weights(
+    network: Network, task: Task, times: Float[Array, " time"], *, steps: int = 32, tau: float = 1.0
+) -> Weights:
+    r"""Weights along the exact flow, not only up to a rotation of the hidden units.
+
+    The Gram matrices of the result are exact. The rotation has an error that falls with the fourth power of
+    the length of a step.
+
+    Parameters
+    ----------
+    network
+        λ-balanced initial weights.
+    task
+        Task with isotropic inputs.
+    times
+        Times, not negative, sorted.
+    steps
+        Magnus steps between two times (and from zero to the first).
+    tau
+        Time constant, the inverse learning rate.
+    """
+    require_positive("tau", tau)
+    require_size("steps", steps)
+    times = require_times(times).astype(network.w1.dtype)
+    knots = jnp.concatenate([jnp.zeros_like(times[:1]), times])
+    widths = jnp.repeat(jnp.diff(knots) / steps, steps, total_repeat_length=steps * times.size)
+    within = jnp.tile(jnp.arange(steps, dtype=times.dtype), times.size)
+    starts = jnp.repeat(knots[:-1], steps, total_repeat_length=steps * times.size) + within * widths
+    gauss = starts[:, None] + widths[:, None] * jnp.asarray(_GAUSS, times.dtype)[None, :]
+    between = exact_flow(network, task, gauss.ravel(), tau=tau)
+    residual = task.sigma_yx[None] - between.function @ task.sigma_xx
+    residual = residual.reshape(steps * times.size, 2, *task.sigma_yx.shape)
+    rough = _propagate(network.q, residual, widths / tau, steps)
+    return _align(rough, exact_flow(network, task, times, tau=tau), network, task)
+
+
+@eqx.filter_jit
+def _propagate(q: Array, residual: Array, widths: Array, steps: int) -> Array:
+    """State at the end of each group of ``steps`` Magnus steps."""
+    outputs, inputs = residual.shape[-2:]
+
+    def generator(r):
+        return jnp.block(
+            [[jnp.zeros((inputs, inputs), r.dtype), r.T], [r, jnp.zeros((outputs, outputs), r.dtype)]]
+        )
+
+    def step(q, item):
+        r, width = item
+        one, two = generator(r[0]), generator(r[1])
+        commutator = two @ one - one @ two
+        exponent = width / 2 * (one + two) + np.sqrt(3) / 12 * width**2 * commutator
+        return jax.scipy.linalg.expm(exponent) @ q, None
+
+    def group(q, items):
+        q, _ = jax.lax.scan(step, q, items)
+        return q, q
+
+    groups = jax.tree.map(lambda x: x.reshape(-1, steps, *x.shape[1:]), (residual, widths))
+    return jax.lax.scan(group, q, groups)[1]
+
+
+def _align(rough: Array, exact: Trajectory, network: Network, task: Task) -> Weights:
+    """Rotate the exact factors onto the integrated weights (orthogonal Procrustes)."""
+    span = task.span
+    outside = network.w1 - network.w1 @ span
+    inside = jnp.concatenate([span[None] @ rough[:, : network.n_in], rough[:, network.n_in :]], axis=1)
+    factor = jnp.concatenate([exact.w1t, exact.w2], axis=1)
+    left, _, right = jnp.linalg.svd(jnp.swapaxes(factor, -1, -2) @ inside, full_matrices=False)
+    q = factor @ (left @ right)
+    w1 = jnp.swapaxes(q[:, : network.n_in], -1, -2) + outside[None]
+    return Weights(exact.times, w1, q[:, network.n_in :])
