@@ -150,12 +150,12 @@ class Reproduce:
         print(f"report: {out / 'report.html'} ({engine.tally(outcomes)})")
         if waiting:
             left = sum(len(sweep.points) - len(sweep.stored) for sweep in waiting)
-            print(f"{len(waiting)} studies wait for {left} points of other shards; the last shard draws them")
+            print(f"{left} points are left to other shards; the last of them draws the figures")
         return GOOD if all(outcome.is_good for outcome in outcomes) else BAD
 
 
 def _dry_run(plans: "Sequence[Plan]", out: Path) -> int:
-    from .engine import duration, open_sweep
+    from .engine import duration, open_sweep, plural
 
     total = 0
     for plan in plans:
@@ -173,7 +173,7 @@ def _dry_run(plans: "Sequence[Plan]", out: Path) -> int:
             f"{plan.study.source}: {len(sweep.left)} of {len(sweep.points)} points to compute{failed}{time}"
         )
         total += len(sweep.left)
-    print(f"{total} points to compute in {len(plans)} studies")
+    print(f"{plural(total, 'point', 'points')} to compute in {plural(len(plans), 'study', 'studies')}")
     return GOOD
 
 
@@ -238,7 +238,7 @@ class Slurm:
             f"#SBATCH --time={self.time}",
             "#SBATCH --output=nullcline-%A-%a.log",
             *([f"#SBATCH --partition={self.partition}"] if self.partition else []),
-            f"# {points} points of {len(plans)} studies. Submitted again, it resumes: what is done is kept.",
+            f"# {points} points in all. Submitted again, it resumes: what is done is kept.",
             "# The last job to finish draws the figures and writes the report.",
             "set -euo pipefail",
             f'{shlex.join([*words, *limit])} --shard "${{SLURM_ARRAY_TASK_ID}}/{jobs}"',

@@ -4,6 +4,7 @@ from ._child import WorkerError as WorkerError
 from ._environment import computing as computing
 from ._executors import Executor as Executor
 from ._outcome import Outcome as Outcome
+from ._outcome import plural as plural
 from ._plan import Plan as Plan
 from ._plan import make_plan as make_plan
 from ._progress import duration as duration

@@ -63,7 +63,7 @@ def _whole(
         if found != dimensions:
             raise ValueError(f"`{name}` has dimensions {found} in one point and {dimensions} in another.")
         if array.shape == shape:
-            whole[point.position] = array
+            whole[(*point.position, ...)] = array
         else:
             places = [
                 own[d].place(variables, n) if d in own else np.arange(n)

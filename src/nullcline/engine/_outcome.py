@@ -66,14 +66,13 @@ class Outcome:
         if self.status == "partial":
             return f"{len(self.failures)} of {self.points} points failed, claims not judged"
         words = (("holds", "holds", "hold"), ("refuted", "refuted", "refuted"), ("fails", "FAILS", "FAIL"))
-        parts = [
-            f"{n} {one if n == 1 else many}" for verdict, one, many in words if (n := self.count(verdict))
-        ]
-        return f"{_claims(len(self.claims))}: {', '.join(parts)}" if parts else "no claims"
+        parts = [plural(n, one, many) for verdict, one, many in words if (n := self.count(verdict))]
+        return f"{plural(len(self.claims), 'claim', 'claims')}: {', '.join(parts)}" if parts else "no claims"
 
 
-def _claims(count: int) -> str:
-    return f"{count} claim" + ("" if count == 1 else "s")
+def plural(count: int, one: str, many: str) -> str:
+    """Count things in words."""
+    return f"{count} {one if count == 1 else many}"
 
 
 def _blank(plan: Plan, status: Status, **fields: Any) -> Outcome:

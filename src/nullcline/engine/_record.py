@@ -28,8 +28,12 @@ def seal(image: bytes, header: Mapping[str, Any]) -> bytes:
     """Append ``header`` and the checksum of the whole to the bytes of a netCDF file."""
     line = canonical(header).encode()
     body = image + line
-    checksum = hashlib.sha256(body).hexdigest()
-    return body + _MAGIC + f"{len(line):08d} {checksum}\n".encode()
+    length = b"%08d" % len(line)
+    return body + _MAGIC + length + b" " + _checksum(body, length) + b"\n"
+
+
+def _checksum(body: bytes, length: bytes) -> bytes:
+    return hashlib.sha256(body + length).hexdigest().encode()
 
 
 def unseal(blob: bytes) -> tuple[dict[str, Any], str]:
@@ -37,12 +41,12 @@ def unseal(blob: bytes) -> tuple[dict[str, Any], str]:
     tail = blob[-_TAIL:]
     if len(tail) < _TAIL or not tail.startswith(_MAGIC):
         raise BrokenFileError("cut short, or not written by nullcline")
-    length, _, checksum = tail[len(_MAGIC) :].decode(errors="replace").strip().partition(" ")
+    length, checksum = tail[len(_MAGIC) :][:8], tail[len(_MAGIC) :][9:-1]
     body = blob[:-_TAIL]
-    if hashlib.sha256(body).hexdigest() != checksum:
+    if tail != _MAGIC + length + b" " + _checksum(body, length) + b"\n":
         raise BrokenFileError("its checksum does not match its content")
     # Of our own making, since the checksum holds.
-    return json.loads(body[len(body) - int(length) :]), checksum
+    return json.loads(body[len(body) - int(length) :]), checksum.decode()
 
 
 def netcdf_image(variables: Variables, attributes: Mapping[str, Any]) -> bytes:

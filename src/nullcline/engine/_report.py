@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._outcome import Outcome, load
+from ._outcome import Outcome, load, plural
 from ._progress import duration
 from ._store import write_whole
 
@@ -55,13 +55,11 @@ def outcomes_in(out: Path) -> list[Outcome]:
 def tally(outcomes: Sequence[Outcome]) -> str:
     """Count studies and claims in one line."""
     n = {verdict: sum(o.count(verdict) for o in outcomes) for verdict in _MARKS}
-    studies = f"{len(outcomes)} stud{'y' if len(outcomes) == 1 else 'ies'}"
-    text = (
-        f"{studies}, {sum(n.values())} claims: {n['holds']} hold, {n['refuted']} refuted, {n['fails']} fail"
-    )
-    for status, words in (("partial", "partial"), ("broken", "broken"), ("skipped", "skipped")):
+    studies, claims = plural(len(outcomes), "study", "studies"), plural(sum(n.values()), "claim", "claims")
+    text = f"{studies}, {claims}: {n['holds']} hold, {n['refuted']} refuted, {n['fails']} fail"
+    for status in ("partial", "broken", "skipped"):
         count = sum(outcome.status == status for outcome in outcomes)
-        text += f"; {count} {words}" if count else ""
+        text += f"; {count} {status}" if count else ""
     return text
 
 

@@ -59,8 +59,8 @@ def main() -> None:
             return
         try:
             study, parameters = cloudpickle.loads(request)
-        except Exception:
-            _reply(target, b"E", traceback.format_exc(limit=-1).encode())
+        except Exception as error:
+            _reply(target, b"E", "".join(traceback.format_exception_only(error)).encode())
         else:
             _reply(target, b"R", record(study, parameters))
 
