@@ -1,7 +1,8 @@
 """Small studies, in a file of their own as a user would write them; tests hand it to the command.
 
-Every computation leaves a file in the folder that TOY_MARKS names, so that tests can count computations. A
-point waits where TOY_WAIT asks for it, until the file that it names is there.
+Every computation leaves a file in the folder that TOY_MARKS names, holding the process that did it, so that
+tests can count computations. A square waits until the file that TOY_GATE names is there, and the square of
+TOY_STOP waits for ever: tests stop runs at a known place without a clock.
 """
 
 import os
@@ -17,7 +18,7 @@ from nullcline.engine import Claim, Grid, Study
 def mark(name):
     folder = os.environ.get("TOY_MARKS")
     if folder:
-        (Path(folder) / f"{name}.{uuid.uuid4().hex}").touch()
+        (Path(folder) / f"{name}.{uuid.uuid4().hex}").write_text(str(os.getpid()))
 
 
 def plot(data, name):
@@ -42,9 +43,8 @@ class Squares(Study):
     def compute(self, n):
         mark(f"squares-{n}")
         gate = os.environ.get("TOY_GATE")
-        while gate and not Path(gate).exists():
+        while (gate and not Path(gate).exists()) or os.environ.get("TOY_STOP") == str(n):
             time.sleep(0.01)
-        time.sleep(float(os.environ.get("TOY_PAUSE", "0")))
         return {"square": n * n, "root": np.sqrt(n)}
 
     def draw(self, data):

@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import queue
+import socket
 import sys
 import time
 import uuid
@@ -124,8 +125,9 @@ class Executor:
         owner = uuid.uuid4().hex
         environment = _local() if self.scheduler is None else computing()
         with contextlib.ExitStack() as stack:
-            stack.callback(stop_children, owner)
             client = stack.enter_context(self._client())
+            # Before the cluster closes: it waits for threads that wait for these processes.
+            stack.callback(stop_children, owner)
             if self.scheduler is not None:
                 stack.callback(_stop_remote, client, owner)
             yield from _stream(client, first, tasks, (owner, environment, self.timeout), say)
@@ -136,8 +138,9 @@ class Executor:
         from distributed import Client, LocalCluster
 
         # A lost scheduler is reported once, by the driver.
-        for name in ("distributed", "tornado.application"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        for name in logging.root.manager.loggerDict:
+            if name.partition(".")[0] in ("distributed", "tornado"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
         with dask.config.set({"distributed.comm.timeouts.connect": f"{_LOST_AFTER:g}s"}):
             if self.scheduler is None:
                 # The Dask workers are threads, each computing in a child process of its own: nothing
@@ -155,10 +158,13 @@ class Executor:
                 with cluster, Client(cluster, set_as_default=False) as client:
                     yield client
             else:
+                parts = urlsplit(self.scheduler)
                 try:
+                    # Dask would knock for a long time at a door that nobody opens.
+                    socket.create_connection((parts.hostname or "", parts.port or 0), _LOST_AFTER).close()
                     client = Client(self.scheduler, set_as_default=False)
                 except (OSError, TimeoutError, ValueError, TypeError) as error:
-                    raise WorkerError(f"no scheduler answers at {self.scheduler}: {error}") from None
+                    raise WorkerError(f"no scheduler answers at {self.scheduler} ({error})") from None
                 with contextlib.closing(client):
                     yield client
 
