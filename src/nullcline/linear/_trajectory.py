@@ -25,7 +25,7 @@ class Trajectory(eqx.Module):
     units. ``u`` and ``v`` are None (the identity) or the basis of the task; :math:`u u^\top = I`,
     :math:`v v^\top = I` and the columns of ``g1``, ``g2`` lie in the range of :math:`v^\top`,
     :math:`u^\top`, so norms and traces may be taken of the factors alone. The matrices of size (time, n, n)
-    are formed when they are read. A batch of trajectories (from ``vmap``) has its axes in front of each array.
+    are formed when they are read. A batch of trajectories (``vmap``) has its axes in front of each array.
 
     For inputs that span only a subspace, ``exact_flow`` describes :math:`W_1` on that subspace; its component
     outside never moves and no input sees it.

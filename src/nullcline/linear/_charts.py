@@ -1,0 +1,186 @@
+r"""Pivoted charts: the closed form evaluated without loss of digits at any time.
+
+The state depends only on the column space of the stacked rows :math:`[\sqrt\varphi \circ y; I]`, whose scales
+:math:`\varphi_j = (e^{2l_jt} - 1)/(2l_j)` differ by many orders of magnitude. A *chart* picks one row per
+column (complete pivoting with the scales kept as logarithms) and reduces the stack to unit rows there:
+:math:`X = yT`. Column scales then cancel the growth, and an ordinary Cholesky factorization is well
+conditioned. A chart made for one time serves all earlier times of its block.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ._basis import Basis, decay_integral
+
+
+class Chart(NamedTuple):
+    """The reduced rows, which do not depend on time, and the pivot row of each column."""
+
+    pivot: Int[Array, " hidden"]  # row of [up; down; identity]
+    up: Float[Array, "ups hidden"]
+    down: Float[Array, "k hidden"]
+    w1: Float[Array, "k hidden"]
+    w2: Float[Array, "k hidden"]
+    identity_gram: Float[Array, "hidden hidden"]
+    identity_log: Float[Array, " hidden"]
+
+
+def _log(x: Array) -> Array:
+    """Logarithm that is very negative, never infinite, at zero."""
+    return jnp.log(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
+
+
+def choose_pivots(
+    rows: Float[Array, "rows hidden"], log_scale: Float[Array, " rows"], tolerance: Float[Array, ""]
+) -> Int[Array, " hidden"]:
+    """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row."""
+    n, hidden = rows.shape
+    floor = 64 * tolerance * jnp.max(jnp.abs(rows), axis=1)
+
+    def best(left, scale):
+        size = jnp.max(jnp.abs(left), axis=1)
+        value = jnp.where(size > floor, scale + _log(size), -jnp.inf)
+        row = jnp.argmax(value)
+        return row, value[row] > 0
+
+    def go_on(state):
+        step, is_active, *_ = state
+        return is_active & (step < hidden)
+
+    def eliminate(state):
+        step, _, row, left, scale, pivot = state
+        line = left[row]
+        column = jnp.argmax(jnp.abs(line))
+        # The pivot column cancels to exact zeros, which takes it out of the search.
+        ratio = (line / line[column]).at[column].set(1)
+        left = left - left[:, column][:, None] * ratio[None, :]
+        scale = scale.at[row].set(-jnp.inf)
+        pivot = pivot.at[column].set(row.astype(pivot.dtype))
+        row, is_active = best(left, scale)
+        return step + 1, is_active, row, left, scale, pivot
+
+    identity = n + jnp.arange(hidden, dtype=jnp.int32)
+    row, is_active = best(rows, log_scale)
+    state = (jnp.zeros((), jnp.int32), is_active, row, rows, log_scale, identity)
+    return jax.lax.while_loop(go_on, eliminate, state)[-1]
+
+
+def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]) -> Chart:
+    """The chart of one time, good for earlier times as well."""
+    rows = jnp.concatenate([basis.up, basis.down])
+    k, hidden = basis.down.shape
+    size = jnp.concatenate([basis.size, basis.size[:k]])
+    growth = jnp.concatenate([jnp.where(basis.grows, basis.size, 0), jnp.zeros(k, size.dtype)])
+    log_scale = growth * time + 0.5 * _log(decay_integral(size, jnp.full_like(size, time)))
+    pivot = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
+
+    stack = jnp.concatenate([rows, jnp.eye(hidden, dtype=rows.dtype)])
+    transform = jnp.linalg.inv(stack[pivot])
+    reduced = rows @ transform
+    column_size = jnp.max(jnp.abs(transform), axis=0)
+    # Entries that are rounding noise of an exact zero: left alone they would grow and escape a saddle.
+    noise = 64 * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
+    reduced = jnp.where(jnp.abs(reduced) <= noise, 0, reduced)
+    # Pivot rows are unit rows exactly.
+    unit = jnp.eye(hidden, dtype=rows.dtype)
+    slot = (
+        jnp.full(rows.shape[0] + hidden, -1, pivot.dtype).at[pivot].set(jnp.arange(hidden, dtype=pivot.dtype))
+    )
+    slot = slot[: rows.shape[0]]
+    reduced = jnp.where(slot[:, None] >= 0, unit[slot], reduced)
+    ups = basis.up.shape[0]
+    return Chart(
+        pivot,
+        reduced[:ups],
+        reduced[ups:],
+        basis.w1 @ transform,
+        basis.w2 @ transform,
+        transform.T @ transform,
+        _log(jax.lax.stop_gradient(column_size)),
+    )
+
+
+def factors(
+    basis: Basis, chart: Chart, time: Float[Array, ""]
+) -> tuple[Float[Array, "rows1 hidden"], Float[Array, "rows2 hidden"]]:
+    r"""Factors of :math:`W_1^\top` and :math:`W_2` at one time, in the basis of the task."""
+    k, hidden = basis.down.shape
+    ups = basis.up.shape[0]
+    lt = basis.size * time
+    integral = decay_integral(basis.size, jnp.full_like(basis.size, time))
+
+    # Exponents in two parts, is_grown·(a t) + rest: equal first parts cancel exactly however large a t is.
+    base = basis.a * time
+    rest = jnp.where(basis.grows, basis.delta * time, 0)
+    half_log = 0.5 * _log(integral)
+    scales = jnp.concatenate([rest + half_log, half_log[:k], chart.identity_log])
+    grows = jnp.concatenate([basis.grows, jnp.zeros(k + hidden, bool)])
+    scales, base_of_columns = jax.lax.stop_gradient((scales, base))
+    column_rest, column_grows = scales[chart.pivot], grows[chart.pivot]
+    is_low = jnp.where(column_grows, base_of_columns, 0) + column_rest < chart.identity_log
+    column_rest = jnp.where(is_low, chart.identity_log, column_rest)
+    column_grows = column_grows & ~is_low
+
+    limit = jnp.log(jnp.finfo(basis.up.dtype).max) - 4
+    same = basis.grows[:, None].astype(base.dtype) - column_grows[None, :].astype(base.dtype)
+    exponent = same * base + (rest[:, None] - column_rest[None, :])
+    up = jnp.where(chart.up == 0, 0, jnp.exp(jnp.minimum(exponent, limit)) * chart.up)
+    column = jnp.exp(-(jnp.where(column_grows, base, 0) + column_rest))
+    # Kept, not recomputed: XLA would otherwise repeat the exponentials in each of the products below.
+    up, column = jax.lax.optimization_barrier((up, column))
+    still = (chart.down * integral[:k, None]).T @ chart.down + chart.identity_gram
+    gram = (up * integral[:, None]).T @ up + still * (column[:, None] * column[None, :])
+    lower = jnp.linalg.cholesky(gram)
+
+    pair, outside = up[:k], up[k:]
+    down = chart.down * column[None, :]
+    lt = lt[:k]
+    shrink, lost = jnp.exp(-lt), jnp.expm1(-lt)
+    # While little has grown, add the change to the initial weights: the weaker layer keeps its own accuracy.
+    is_early = lt < 0.5
+    grown = jnp.where(is_early, -lost, 1)
+    shrunk = jnp.where(is_early, lost, shrink)
+    first = jnp.where(is_early, 1, 0).astype(lt.dtype)[:, None] * column[None, :]
+    top = (basis.c * grown)[:, None] * pair + (basis.z * shrunk)[:, None] * down + first * chart.w1
+    bottom = (basis.z * grown)[:, None] * pair - (basis.c * shrunk)[:, None] * down + first * chart.w2
+    if ups > k:
+        decay = jnp.where(basis.grows[k:], 1, jnp.exp(-basis.size[k:] * time))
+        outside = outside * decay[:, None]
+        if basis.v.shape[1] > k:
+            top = jnp.concatenate([top, outside])
+        else:
+            bottom = jnp.concatenate([bottom, outside])
+    rows = top.shape[0]
+    solved = solve_lower(lower, jnp.concatenate([top, bottom]))
+    return solved[:rows], solved[rows:]
+
+
+def solve_lower(lower: Float[Array, "hidden hidden"], rows: Float[Array, "rows hidden"]) -> Array:
+    r"""The product :math:`E L^{-\top}`, in blocks of columns.
+
+    Matrix products do nearly all of the work; batched triangular solves are several times slower on CPU.
+    """
+    hidden = lower.shape[0]
+    block = 8 if hidden <= 32 else max(16, hidden // 4)
+    done: list[Array] = []
+    for start in range(0, hidden, block):
+        stop = min(start + block, hidden)
+        part = rows[:, start:stop]
+        if done:
+            part = part - jnp.concatenate(done, axis=1) @ lower[start:stop, :start].T
+        done.append(part @ _invert_lower(lower[start:stop, start:stop]).T)
+    return done[0] if len(done) == 1 else jnp.concatenate(done, axis=1)
+
+
+def _invert_lower(lower: Array) -> Array:
+    """Inverse of a small lower triangular matrix, by halves."""
+    size = lower.shape[0]
+    if size == 1:
+        return 1 / lower
+    half = size // 2
+    first, last = _invert_lower(lower[:half, :half]), _invert_lower(lower[half:, half:])
+    corner = -(last @ lower[half:, :half]) @ first
+    return jnp.block([[first, jnp.zeros((half, size - half), lower.dtype)], [corner, last]])
