@@ -1,0 +1,195 @@
+"""Kernels and thin factors of K for unit-local cells, from the factored form of the step."""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._operator import is_concrete
+from ._structure import UnitStructure, unit_structure
+
+if TYPE_CHECKING:
+    from ._parameter import ParameterOperator
+
+
+class Group(eqx.Module):
+    """Uses that add up before they are squared: those of one leaf, or leaves that share their gains."""
+
+    features: list[Array]
+    gains: list[Array]
+    members: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+
+
+class Factored(eqx.Module):
+    """K in factored form: rows are (batch, time), ``weights`` their trial weights.
+
+    ``is_uniform`` says that all units have the same kernel, so that every eigenvalue comes once per unit.
+    """
+
+    groups: list[Group]
+    weights: Array
+    index: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+    is_uniform: bool = eqx.field(static=True)
+
+    @property
+    def units(self) -> int:
+        """Number of units that own parameters."""
+        return len(self.index)
+
+
+def factored(operator: "ParameterOperator") -> Factored | None:
+    """The factored form of K, or None where the cell does not allow it."""
+    flow = operator.left.flow
+    if operator.is_block or not is_concrete(flow):
+        return None
+    structure = unit_structure(flow, operator.left.names)
+    if structure is None:
+        return None
+    scale = {name: 1.0 for name in operator.left.names}
+    if operator.scale is not None:
+        for name, leaf in operator.scale.items():
+            values = np.asarray(leaf)
+            if values.size and np.ptp(values) != 0:
+                return None  # a different rate for every entry of a weight is no Khatri-Rao product
+            scale[name] = float(values.flat[0])
+    groups = _groups(structure, scale)
+    weights = jnp.repeat(flow.weights, flow.states.shape[1])
+    is_uniform = all(_is_uniform(group) for group in groups)
+    return Factored(groups, weights, structure.index, flow.states.shape, is_uniform)
+
+
+def _groups(structure: UnitStructure, scale: dict[str, float]) -> list[Group]:
+    by_leaf: dict[str, list[int]] = {}
+    for u, (name, _) in enumerate(structure.leaves):
+        by_leaf.setdefault(name, []).append(u)
+    groups: list[Group] = []
+    for name, uses in by_leaf.items():
+        features = [np.sqrt(scale[name]) * structure.features[u] for u in uses]
+        gains = [structure.gains[u] for u in uses]
+        members = _members(structure.unit_of[uses[0]], structure.units)
+        twin = next((g for g in groups if len(uses) == 1 and _shares_gains(g, gains[0], members)), None)
+        if twin is None:
+            groups.append(Group(features, gains, members))
+        else:
+            stacked = jnp.concatenate([twin.features[0], features[0]], axis=1)
+            groups[groups.index(twin)] = Group([stacked], twin.gains, members)
+    return groups
+
+
+def _shares_gains(group: Group, gains: Array, members: tuple) -> bool:
+    return (
+        len(group.gains) == 1
+        and group.members == members
+        and group.gains[0].shape == gains.shape
+        and bool(jnp.array_equal(group.gains[0], gains))
+    )
+
+
+def _members(unit_of: tuple[int, ...], units: int) -> tuple[tuple[int, ...], ...]:
+    lists: list[list[int]] = [[] for _ in range(units)]
+    for m, unit in enumerate(unit_of):
+        lists[unit].append(m)
+    width = max(len(members) for members in lists)
+    return tuple(tuple(members) + (-1,) * (width - len(members)) for members in lists)
+
+
+@eqx.filter_jit
+def _spread(group: Group) -> Array:
+    members = jnp.asarray(group.members)
+    worst = [jnp.max(jnp.abs(gain[:, members] - gain[:, members[:1]])) for gain in group.gains]
+    return jnp.max(jnp.stack(worst))
+
+
+def _is_uniform(group: Group) -> bool:
+    return min(min(row) for row in group.members) >= 0 and bool(_spread(group) == 0)
+
+
+@eqx.filter_jit
+def kernel(form: Factored) -> Array:
+    r"""The kernel over (trial, time), :math:`k = Tr_{hidden}(K)/S`, in Euclidean coordinates."""
+    total = jnp.zeros((len(form.weights), len(form.weights)), form.weights.dtype)
+    for group in form.groups:
+        flat = [gain.reshape(len(gain), -1) for gain in group.gains]
+        for s_u, d_u in zip(group.features, flat, strict=True):
+            for s_v, d_v in zip(group.features, flat, strict=True):
+                total = total + (s_u @ s_v.T) * (d_u @ d_v.T)
+    root = jnp.sqrt(form.weights)
+    return root[:, None] * total * root[None, :] / form.shape[2]
+
+
+@eqx.filter_jit
+def kernel_factor(form: Factored) -> Array:
+    """A thin factor F of the kernel, k = F F^T, for uniform units."""
+    assert form.is_uniform
+    return jnp.sqrt(form.units / form.shape[2]) * unit_factor(form, jnp.array(0)).reshape(
+        len(form.weights), -1
+    )
+
+
+def unit_factor(form: Factored, unit: Array) -> Array:
+    """Rows (batch, time) of one unit's thin factor: (rows, components, width)."""
+    blocks = []
+    for group in form.groups:
+        members = jnp.asarray(group.members)[unit]
+        block = jnp.zeros((), form.weights.dtype)
+        for s, d in zip(group.features, group.gains, strict=True):
+            mine = jnp.where((members >= 0)[None, :, None], d[:, members], 0)
+            block = _add(block, mine, s)
+        blocks.append(block.reshape(*block.shape[:2], -1))
+    return jnp.sqrt(form.weights)[:, None, None] * jnp.concatenate(blocks, axis=2)
+
+
+def _add(block: Array, gains: Array, features: Array) -> Array:
+    term = jnp.swapaxes(gains, 1, 2)[:, :, :, None] * features[:, None, None, :]
+    return term if block.ndim == 0 else block + term
+
+
+@eqx.filter_jit
+def trace(form: Factored) -> Array:
+    """Trace of K, exactly."""
+    total = jnp.zeros((), form.weights.dtype)
+    for group in form.groups:
+        for s_u, d_u in zip(group.features, group.gains, strict=True):
+            for s_v, d_v in zip(group.features, group.gains, strict=True):
+                total += jnp.sum(form.weights * jnp.sum(s_u * s_v, axis=1) * jnp.sum(d_u * d_v, axis=(1, 2)))
+    return total
+
+
+def gram_of_smaller_side(factor: Array) -> Array:
+    """The matrix F F^T or F^T F, whichever is smaller: the same nonzero eigenvalues."""
+    return factor @ factor.T if factor.shape[0] <= factor.shape[1] else factor.T @ factor
+
+
+@eqx.filter_jit
+def unit_eigenvalues(form: Factored) -> Array:
+    """Nonzero eigenvalues of K, one row per unit (one row in all for uniform units), ascending."""
+
+    def one(unit):
+        factor = unit_factor(form, unit)
+        return jnp.linalg.eigvalsh(gram_of_smaller_side(factor.reshape(-1, factor.shape[2])))
+
+    return jax.lax.map(one, jnp.arange(1 if form.is_uniform else form.units))
+
+
+@eqx.filter_jit
+def unit_modes(form: Factored, units: Array, ranks: Array) -> Array:
+    """Modes of K: for each pair (unit, rank from the top) a unit vector, (modes, batch * time, hidden)."""
+    index = jnp.asarray(form.index)
+
+    def one(pair):
+        unit, rank = pair
+        factor = unit_factor(form, unit)
+        rows, components, width = factor.shape
+        flat = factor.reshape(-1, width)
+        vectors = jnp.linalg.eigh(gram_of_smaller_side(flat))[1]
+        vector = vectors[:, vectors.shape[1] - 1 - rank]
+        vector = vector if flat.shape[0] <= flat.shape[1] else flat @ vector
+        vector = vector / jnp.linalg.norm(vector)
+        out = jnp.zeros((rows, form.shape[2] + 1), vector.dtype)
+        return out.at[:, index[unit]].set(vector.reshape(rows, components))[:, :-1]
+
+    return jax.lax.map(one, (units, ranks))

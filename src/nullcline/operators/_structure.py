@@ -1,0 +1,324 @@
+r"""What makes spectra of K exact and fast: weights that enter as products, and units that own their weights.
+
+In one step a weight W is *used* as e = W s: with features s (the vector it multiplies) and sensitivities
+D = dF/de, its part of K is a sum of Khatri-Rao products,
+:math:`K_j[(b,t),(b',t')] = w_{b'} \sum_{u,v} (s_u \cdot s'_v) D_u D_v'^T` (hazelden2025 (64), with the
+double sum of the erratum). The uses are read off the traced step, so this works for any cell; a vector of
+biases or gains is a use with s = 1. A cell is *unit-local* if each entry of e moves the components of one
+unit only: then K has no entries between units, and D is known from one backward pass per component of a unit.
+
+What is read off is checked against the matrix-free adjoint on random numbers before it is believed.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+from jaxtyping import Array
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from ._model import Model
+
+if TYPE_CHECKING:
+    from ._flow import Flow
+
+# Primitives that only wrap another program.
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat",
+    "checkpoint",
+)
+
+
+class NoStructureError(Exception):
+    """The step uses a weight in a way that this module does not read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """One product of a weight with a vector; ``name`` is the leaf, ``rows`` the length of e.
+
+    ``is_flipped`` says that e runs over the columns of the leaf as it is stored.
+    """
+
+    name: str
+    rows: int
+    is_vector: bool
+    is_flipped: bool
+
+
+class _View:
+    """A parameter leaf on its way to a product, possibly transposed."""
+
+    def __init__(self, name: str, value: Array, is_transposed: bool):
+        self.name, self.value, self.is_transposed = name, value, is_transposed
+
+
+def _run(
+    closed: ClosedJaxpr, args: list[Any], eps: list[Array], uses: list[Use], features: list[Any]
+) -> list[Any]:
+    """Evaluate a traced step with ``eps`` added to every product of a weight; note the uses on the way."""
+    env: dict[Any, Any] = {}
+
+    def read(var):
+        return var.val if isinstance(var, Literal) else env[var]
+
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        env[var] = value
+    for var, value in zip(closed.jaxpr.invars, args, strict=True):
+        env[var] = value
+    for eqn in closed.jaxpr.eqns:
+        values = [read(var) for var in eqn.invars]
+        name = eqn.primitive.name
+        views = [value for value in values if isinstance(value, _View)]
+        if not views:
+            outs = _bind(eqn, values)
+        elif name in _CALLS:
+            inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+            if inner is None:
+                raise NoStructureError(name)
+            inner = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
+            outs = _run(inner, values, eps, uses, features)
+        elif name == "transpose" and values[0].value.ndim == 2 and tuple(eqn.params["permutation"]) == (1, 0):
+            outs = [_View(views[0].name, values[0].value.T, not values[0].is_transposed)]
+        elif name == "dot_general" and len(views) == 1:
+            outs = [_product(eqn, values, eps, uses, features)]
+        else:
+            raise NoStructureError(f"`{views[0].name}` goes through {name}")
+        for var, value in zip(eqn.outvars, outs, strict=True):
+            env[var] = value
+    return [read(var) for var in closed.jaxpr.outvars]
+
+
+def _bind(eqn: Any, values: list[Any]) -> list[Any]:
+    outs = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _product(eqn: Any, values: list[Any], eps: list[Array], uses: list[Use], features: list[Any]) -> Array:
+    ((left, right), (batch_left, batch_right)) = eqn.params["dimension_numbers"]
+    side = 0 if isinstance(values[0], _View) else 1
+    view, vector = values[side], values[1 - side]
+    if batch_left or batch_right or len(left) != 1 or vector.ndim != 1:
+        raise NoStructureError(f"`{view.name}` enters a product that is not matrix times vector")
+    contracted = (left, right)[side][0]
+    is_flipped = (contracted == 0) != view.is_transposed
+    raw = [view.value, vector] if side == 0 else [vector, view.value]
+    e = _bind(eqn, raw)[0]
+    uses.append(Use(view.name, e.shape[0], False, is_flipped))
+    features.append(vector)
+    return e + eps[len(uses) - 1] if eps else e
+
+
+def _evaluate(
+    model: Model, names: tuple[str, ...], z: Array, x: Array, eps: list[Array]
+) -> tuple[Array, list, list]:
+    """One step with ``eps`` added to every use of some leaves: the state after it, features and uses."""
+    params = {name: model.params[name] for name in names}
+    if any(leaf.ndim not in (1, 2) for leaf in params.values()):
+        raise NoStructureError("a leaf is neither a vector nor a matrix")
+    vectors = {name: leaf for name, leaf in params.items() if leaf.ndim == 1}
+    matrices = {name: leaf for name, leaf in params.items() if leaf.ndim == 2}
+    uses = [Use(name, leaf.shape[0], True, False) for name, leaf in vectors.items()]
+    features: list[Array] = [jnp.ones(1, z.dtype) for _ in uses]
+    if eps:
+        vectors = {name: leaf + eps[i] for i, (name, leaf) in enumerate(vectors.items())}
+
+    def step(matrices, rest):
+        model, vectors, z, x = rest
+        return model.step({**vectors, **matrices}, z, x)
+
+    rest, static = eqx.partition((model, vectors, z, x), eqx.is_array)
+    closed = jax.make_jaxpr(lambda m, r: step(m, eqx.combine(r, static)))(matrices, rest)
+    views = [_View(name, matrices[name], False) for name in sorted(matrices)]
+    after = _run(closed, [*views, *jax.tree.leaves(rest)], eps, uses, features)[0]
+    return after, features, uses
+
+
+def _uses(flow: "Flow", names: tuple[str, ...]) -> list[Use]:
+    """The uses of some leaves in one step."""
+    found: list[Use] = []
+
+    def note(z, x):
+        found.extend(_evaluate(flow.model, names, z, x, [])[2])
+        return z
+
+    jax.eval_shape(note, flow.initial_state[0], flow.inputs[0, 0])
+    return found
+
+
+class UnitStructure(eqx.Module):
+    """K of a unit-local cell in factored form, over rows (batch * time).
+
+    ``features[u]`` (rows, n_u) and ``gains[u]`` (rows, m_u, c) belong to use u; ``unit_of[u]`` (m_u,) is the
+    unit that entry m of e moves, ``index`` (units, c) the state components of each unit (-1 where a unit has
+    fewer). ``leaves[u]`` names the leaf of the use and says whether it is transposed; uses of one leaf add
+    up before they are squared.
+    """
+
+    features: list[Array]
+    gains: list[Array]
+    unit_of: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    index: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    leaves: tuple[tuple[str, bool], ...] = eqx.field(static=True)
+
+    @property
+    def units(self) -> int:
+        """Number of units that own parameters."""
+        return len(self.index)
+
+    @property
+    def components(self) -> int:
+        """Largest number of state components of a unit."""
+        return len(self.index[0])
+
+
+def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None:
+    """The factored form of K, or None where the cell is not unit-local or its step cannot be read."""
+    try:
+        uses = _uses(flow, names)
+    except NoStructureError:
+        return None
+    if len({(use.name, use.is_flipped) for use in uses}) != len({use.name for use in uses}):
+        return None  # a matrix and its transpose in one step: rows of one are columns of the other
+    pattern = _pattern(flow, names, uses)
+    if pattern is None:
+        return None
+    unit_of, index = pattern
+    layout = _Layout(tuple(use.rows for use in uses), unit_of, index)
+    features, gains = _factors(flow, names, layout)
+    structure = UnitStructure(
+        features, gains, unit_of, index, tuple((use.name, use.is_flipped) for use in uses)
+    )
+    return structure if _is_confirmed(flow, names, structure, uses) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    rows: tuple[int, ...]
+    unit_of: tuple[tuple[int, ...], ...]
+    index: tuple[tuple[int, ...], ...]
+
+
+def _pattern(flow: "Flow", names: tuple[str, ...], uses: list[Use]) -> tuple[Any, Any] | None:
+    """Which entry of e moves which unit, from full derivatives at a few generic points."""
+    sensitive = np.zeros((flow.states.shape[2], sum(use.rows for use in uses)), bool)
+    batch, time = flow.states.shape[:2]
+    for n in range(3):
+        b, t = (7 * n) % batch, (time - 1) - (5 * n) % time
+        before = flow.states_before[b, t]
+        z = before + 0.3 * jr.normal(jr.key(n), before.shape, before.dtype)
+        sensitive |= np.asarray(_sensitivities(flow.model, names, tuple(uses), z, flow.inputs[b, t])) != 0
+    rows, columns = np.nonzero(sensitive)
+    size = sum(sensitive.shape)
+    same_a, same_b = _same_rows(uses)
+    edges = coo_array(
+        (
+            np.ones(len(rows) + len(same_a)),
+            (
+                np.concatenate([rows, same_a + len(sensitive)]),
+                np.concatenate([columns, same_b]) + len(sensitive),
+            ),
+        ),
+        shape=(size, size),
+    )
+    count, label = connected_components(edges, directed=False)
+    state_label, use_label = label[: len(sensitive)], label[len(sensitive) :]
+    moved = np.zeros(count, bool)
+    moved[state_label[rows]] = True
+    units = np.flatnonzero(moved)
+    if len(units) < 2 or not np.all(moved[use_label]):
+        return None
+    rank = {int(unit): i for i, unit in enumerate(units)}
+    members = [np.flatnonzero(state_label == unit) for unit in units]
+    width = max(len(member) for member in members)
+    index = tuple(tuple(int(i) for i in member) + (-1,) * (width - len(member)) for member in members)
+    owner = [rank[int(label)] for label in use_label]
+    unit_of, start = [], 0
+    for use in uses:
+        unit_of.append(tuple(owner[start : start + use.rows]))
+        start += use.rows
+    return tuple(unit_of), index
+
+
+def _same_rows(uses: list[Use]) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of entries of e that belong to the same row of a leaf used twice."""
+    starts = np.cumsum([0, *[use.rows for use in uses]])
+    first: dict[str, int] = {}
+    a, b = [np.zeros(0, int)], [np.zeros(0, int)]
+    for start, use in zip(starts, uses, strict=False):
+        if use.name in first:
+            a.append(first[use.name] + np.arange(use.rows))
+            b.append(start + np.arange(use.rows))
+        first.setdefault(use.name, start)
+    return np.concatenate(a), np.concatenate(b)
+
+
+@eqx.filter_jit
+def _sensitivities(model: Model, names: tuple[str, ...], uses: tuple[Use, ...], z: Array, x: Array) -> Array:
+    zeros = [jnp.zeros(use.rows, z.dtype) for use in uses]
+    blocks = jax.jacrev(lambda eps: _evaluate(model, names, z, x, eps)[0])(zeros)
+    return jnp.concatenate(blocks, axis=1)
+
+
+@eqx.filter_jit
+def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[list[Array], list[Array]]:
+    index = np.array(layout.index)
+    size = flow.states.shape[2]
+    colors = np.zeros((index.shape[1], size))
+    for a in range(index.shape[1]):
+        colors[a, index[index[:, a] >= 0, a]] = 1
+    before = flow.states_before.reshape(-1, size)
+    inputs = flow.inputs.reshape(len(before), -1)
+
+    def one(z, x):
+        zeros = [jnp.zeros(rows, z.dtype) for rows in layout.rows]
+        _, pull, features = jax.vjp(
+            lambda eps: _evaluate(flow.model, names, z, x, eps)[:2], zeros, has_aux=True
+        )
+        gains = jax.vmap(lambda color: pull(color)[0])(jnp.asarray(colors, z.dtype))
+        return features, [jnp.swapaxes(gain, 0, 1) for gain in gains]
+
+    return jax.vmap(one)(before, inputs)
+
+
+def _is_confirmed(flow: "Flow", names: tuple[str, ...], structure: UnitStructure, uses: list[Use]) -> bool:
+    """Compare G* of the factored form with the matrix-free one on a random trajectory."""
+    q = jr.normal(jr.key(0), flow.states.shape, flow.states.dtype)
+    ours, theirs = _both_adjoints(flow, names, structure, tuple(uses), q)
+    eps = float(jnp.finfo(flow.states.dtype).eps)
+    worst = max(float(jnp.max(jnp.abs(theirs[name] - ours[name]))) for name in names)
+    size = max(float(jnp.max(jnp.abs(theirs[name]))) for name in names)
+    # Both are sums over the same rows in another order.
+    return worst <= 100 * eps * np.sqrt(len(flow.states[0]) * len(flow.states)) * size
+
+
+@eqx.filter_jit
+def _both_adjoints(flow, names, structure, uses, q):
+    theirs = jax.vjp(
+        lambda p: flow.rows(flow.states_before, p), {name: flow.model.params[name] for name in names}
+    )[1](flow.weights[:, None, None] * q)[0]
+    flat = (flow.weights[:, None, None] * q).reshape(-1, q.shape[2])
+    index = jnp.asarray(structure.index)
+    padded = jnp.concatenate([flat, jnp.zeros_like(flat[:, :1])], axis=1)
+    ours = {name: jnp.zeros_like(leaf) for name, leaf in theirs.items()}
+    for u, use in enumerate(uses):
+        local = padded[:, index[jnp.asarray(structure.unit_of[u])]]  # index -1 reads the zero at the end
+        e = jnp.sum(structure.gains[u] * local, axis=2)
+        if use.is_vector:
+            ours[use.name] += jnp.sum(e, axis=0)
+        else:
+            product = e.T @ structure.features[u]
+            ours[use.name] += product.T if use.is_flipped else product
+    return ours, theirs
