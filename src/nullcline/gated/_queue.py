@@ -1,0 +1,195 @@
+"""A queue of gradient flows on one device: finished runs leave the batch and waiting ones enter.
+
+Three compiled programs do the work: ``_advance`` lets new runs in and spends a chunk of evaluations,
+``_harvest`` confirms the candidates and writes results, ``_gather`` shrinks the batch when the queue is
+empty. In between, the host looks at one small array of status numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, PyTree
+
+from ._rkc import (
+    BUDGET,
+    CANDIDATE,
+    CONVERGED,
+    DIVERGED,
+    IDLE,
+    RUNNING,
+    Field,
+    Limits,
+    State,
+    fresh,
+    locate,
+    tick,
+)
+
+Exact = Callable[[Float[Array, "batch size"], PyTree], Float[Array, " batch"]]
+
+
+class Outcome(eqx.Module):
+    """Where every run of a queue ended."""
+
+    y: Float[Array, "runs size"]
+    time: Float[Array, " runs"]
+    loss: Float[Array, " runs"]
+    evaluations: Int[Array, " runs"]
+    status: Int[Array, " runs"]
+
+
+def _take(tree: Any, index: Int[Array, " batch"]) -> Any:
+    return jax.tree.map(lambda x: jnp.take(x, index, axis=0, mode="clip") if jnp.ndim(x) else x, tree)
+
+
+@eqx.filter_jit
+def _advance(
+    constants: tuple[Field, int, Float[Array, "runs size"], PyTree, Limits, Int[Array, " batch"], Array],
+    state: State,
+) -> State:
+    field, chunk, y0, args, limits, owner, is_new = constants
+
+    def choose(a: Array, b: Array) -> Array:
+        return jnp.where(is_new.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    state = jax.tree.map(choose, fresh(_take(y0, owner)), state)
+    mine, mine_limits = _take(args, owner), _take(limits, owner)
+    return lax.fori_loop(0, chunk, lambda _, s: tick(field, s, mine, mine_limits), state)
+
+
+@eqx.filter_jit
+def _harvest(
+    exact: Exact,
+    outcome: Outcome,
+    state: State,
+    owner: Int[Array, " batch"],
+    slots: Int[Array, " slots"],
+    args: PyTree,
+    tolerance: Float[Array, ""],
+) -> tuple[Outcome, State]:
+    """Record the runs in ``slots`` (padded with the batch size), or send unconfirmed candidates back."""
+    runs = outcome.time.shape[0]
+    some, who = _take(state, slots), _take(owner, slots)
+    is_candidate = some.status == CANDIDATE
+    found, time, loss, end = locate(exact, some, _take(args, who), tolerance)
+    is_confirmed = is_candidate & (end < tolerance)
+    is_over = is_confirmed | (some.status == BUDGET) | (some.status == DIVERGED)
+    status = jnp.where(is_confirmed, CONVERGED, some.status)
+    write = jnp.where((slots < owner.shape[0]) & is_over, who, runs)
+
+    def pick(a, b):
+        return jnp.where(is_confirmed.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    def put(whole, part):
+        return whole.at[write].set(part, mode="drop")
+
+    outcome = Outcome(
+        y=put(outcome.y, pick(found, some.y)),
+        time=put(outcome.time, pick(time, some.t)),
+        loss=put(outcome.loss, pick(loss, some.loss)),
+        evaluations=put(outcome.evaluations, some.evaluations),
+        status=put(outcome.status, status),
+    )
+    # The Gram loss said "below", the exact loss did not: take the step, and know the difference from now on.
+    is_back = is_candidate & ~is_confirmed
+
+    def back(a, b):
+        return jnp.where(is_back.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    def set_back(whole, part):
+        return whole.at[slots].set(part, mode="drop")
+
+    state = eqx.tree_at(
+        lambda s: (s.y, s.f, s.t, s.shift, s.status),
+        state,
+        (
+            set_back(state.y, back(some.last, some.y)),
+            set_back(state.f, back(some.older, some.f)),
+            set_back(state.t, back(some.t + some.h, some.t)),
+            set_back(state.shift, back(end - some.loss, some.shift)),
+            set_back(state.status, jnp.where(is_back, RUNNING, jnp.where(is_over, IDLE, some.status))),
+        ),
+    )
+    return outcome, state
+
+
+@eqx.filter_jit
+def _gather(state: State, index: Int[Array, " batch"]) -> State:
+    return _take(state, index)
+
+
+def run_queue(
+    field: Field,
+    exact: Exact,
+    y0: Float[Array, "runs size"],
+    args: PyTree,
+    limits: Limits,
+    *,
+    batch: int,
+    chunk: int = 128,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Follow every flow until its loss is below the tolerance or its budget is spent.
+
+    Parameters
+    ----------
+    field, exact
+        Loss and gradient of a batch of states; and the loss alone, computed without cancellation, which
+        confirms every stop.
+    y0, args, limits
+        Initial states, arguments and limits of all runs, one per row; they enter in this order.
+    batch
+        Number of runs computed together.
+    chunk
+        Evaluations between two looks at the batch.
+    progress
+        Called with (finished, total) whenever runs finish.
+    """
+    runs = y0.shape[0]
+    batch = min(batch, runs)
+    nothing = jnp.zeros_like(y0)
+    outcome = Outcome(
+        y=nothing,
+        time=jnp.zeros_like(limits.time),
+        loss=jnp.zeros_like(limits.time),
+        evaluations=jnp.zeros(runs, jnp.int32),
+        status=jnp.full(runs, IDLE, jnp.int32),
+    )
+    owner, is_new, waiting, finished = np.arange(batch), np.ones(batch, bool), batch, 0
+    state = fresh(y0[:batch])
+    while finished < runs:
+        state = _advance((field, chunk, y0, args, limits, jnp.asarray(owner), jnp.asarray(is_new)), state)
+        status = np.asarray(state.status)
+        over = np.flatnonzero((status != RUNNING) & (status != IDLE))
+        for part in np.array_split(over, -(-len(over) // max(1, batch // 8))) if len(over) else ():
+            slots = np.full(max(1, batch // 8), batch)
+            slots[: len(part)] = part
+            outcome, state = _harvest(
+                exact, outcome, state, jnp.asarray(owner), jnp.asarray(slots), args, limits.tolerance
+            )
+        if len(over):
+            status = np.array(state.status)
+            finished += int(np.sum(status[over] == IDLE))
+            if progress is not None:
+                progress(finished, runs)
+        free = np.flatnonzero(status == IDLE)
+        entering = free[: runs - waiting]
+        is_new = np.zeros(batch, bool)
+        is_new[entering] = True
+        owner[entering] = waiting + np.arange(len(entering))
+        waiting += len(entering)
+        left = np.flatnonzero((status == RUNNING) | is_new)
+        if waiting == runs and batch >= 16 and 0 < len(left) <= batch // 8:
+            batch //= 8
+            index = np.resize(left, batch)
+            state = _gather(state, jnp.asarray(index))
+            # Padding repeats a run that is already there: it must not run, or be written, twice.
+            idle = jnp.asarray(np.arange(batch) >= len(left))
+            state = eqx.tree_at(lambda s: s.status, state, jnp.where(idle, IDLE, state.status))
+            owner, is_new = owner[index], is_new[index] & (np.arange(batch) < len(left))
+    return outcome
