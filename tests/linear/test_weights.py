@@ -1,0 +1,61 @@
+"""The weights themselves along the exact flow, against integration."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from flow_reference import integrate_weights
+
+from nullcline import linear
+
+TIMES = jnp.array([0.6, 1.2])
+
+
+def error(network, task, steps, times=TIMES, tau=1.0):
+    got = linear.exact_weights(network, task, times, steps=steps, tau=tau)
+    path = integrate_weights(network.w1, network.w2, task.sigma_yx, task.sigma_xx, np.asarray(times) / tau)
+    first = max(np.abs(got.w1[i] - w1).max() for i, (w1, _) in enumerate(path))
+    second = max(np.abs(got.w2[i] - w2).max() for i, (_, w2) in enumerate(path))
+    return max(first, second)
+
+
+@pytest.mark.slow
+def test_weights_follow_the_flow():
+    task = linear.random_regression(4, 3, 12, key=jr.key(1))
+    network = linear.lambda_balanced(4, 3, 3, lam=0.7, key=jr.key(0))
+    coarse, fine = error(network, task, 4), error(network, task, 16)
+    # Four times the steps: 256 times the accuracy, up to higher orders.
+    assert fine < 1e-6 and 100 < coarse / fine < 500
+    weights, exact = (
+        linear.exact_weights(network, task, TIMES, steps=16),
+        linear.exact_flow(network, task, TIMES),
+    )
+    # The steps can spoil the rotation only; the Gram matrices are exact.
+    np.testing.assert_allclose(weights.w2 @ weights.w1, exact.function, atol=1e-13)
+    np.testing.assert_allclose(weights.w2 @ jnp.swapaxes(weights.w2, 1, 2), exact.output_gram, atol=1e-13)
+    start = linear.exact_weights(network, task, 0 * TIMES, steps=16)
+    np.testing.assert_allclose(start.w1[1], network.w1, atol=1e-13)
+    # The factor of the exact solution alone, turned as near to the initial weights as it gets, is not them.
+    (w1, w2), start = integrate_weights(network.w1, network.w2, task.sigma_yx, np.eye(4), [3.0])[0], network.q
+    q = np.concatenate([w1.T, w2])
+    left, _, right = np.linalg.svd(q.T @ np.asarray(start))
+    assert np.linalg.norm(q @ left @ right - q) / np.linalg.norm(q) > 5e-3
+
+
+@pytest.mark.slow
+def test_inputs_on_a_subspace():
+    """What no input explores keeps its weights."""
+    basis = jnp.linalg.qr(jr.normal(jr.key(0), (4, 2)))[0]
+    x = basis @ linear.whiten(jr.normal(jr.key(1), (2, 10)))
+    task = linear.Task(x, jr.normal(jr.key(2), (3, 10)))
+    inside = linear.lambda_balanced(2, 2, 3, lam=0.5, key=jr.key(3))
+    outside = jr.normal(jr.key(4), (2, 4)) @ (jnp.eye(4) - basis @ basis.T)
+    network = linear.Network(inside.w1 @ basis.T + outside, inside.w2)
+    assert error(network, task, 16) < 1e-6
+
+
+def test_bad_arguments():
+    task = linear.random_regression(4, 3, 12, key=jr.key(1))
+    network = linear.lambda_balanced(4, 3, 3, lam=0.7, key=jr.key(0))
+    with pytest.raises(ValueError, match="`steps` must be an integer of at least 1"):
+        linear.exact_weights(network, task, TIMES, steps=0)
