@@ -3,6 +3,7 @@
 import os
 import time
 
+import h5netcdf
 import h5py
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from toys import Exponentials, Squares
 
 from nullcline import engine
 from nullcline.engine import StoreError, make_plan, open_sweep
-from nullcline.engine._record import BrokenFileError, netcdf_image, read_record, seal, unseal
+from nullcline.engine._record import BrokenFileError, netcdf_image, read_variables, seal, unseal
 from nullcline.engine._store import Store, write_whole
 
 
@@ -27,7 +28,7 @@ def marks(tmp_path, monkeypatch):
     return lambda: sorted(path.name.split(".")[0] for path in folder.iterdir())
 
 
-def test_every_kind_of_variable_survives_the_file():
+def test_every_kind_of_variable_survives_the_file(tmp_path):
     variables = {
         "x": (("lam", "time"), np.array([[0.1, np.pi], [-0.0, 1e-300]])),
         "single": (("lam",), np.array([1.5, 2.5], np.float32)),
@@ -35,10 +36,18 @@ def test_every_kind_of_variable_survives_the_file():
         "flag": (("lam",), np.array([True, False])),
         "name": (("lam",), np.array(["α", "bb"])),
         "time": (("time",), np.array([0.0, 1.0])),
+        "square": (("item", "item2"), np.arange(9).reshape(3, 3)),
     }
-    back, attributes = read_record(seal(netcdf_image(variables, {"study": "a/b", "n": 3}), {"k": 1}))
-    assert attributes["study"] == "a/b" and attributes["n"] == 3
+    path = tmp_path / "a.nc"
+    path.write_bytes(seal(netcdf_image(variables, {"study": "a/b", "n": 3}), {"k": 1}))
+    back = read_variables(path, {name: dimensions for name, (dimensions, _) in variables.items()})
+    with h5netcdf.File(path, "r") as file:
+        assert dict(file.dimensions.items())["item"].size == 3 and "item" not in file.variables
+    data = xr.load_dataset(path, engine="h5netcdf")
+    assert data.attrs == {"study": "a/b", "n": 3} and set(data.coords) == {"time"}
     for name, (dimensions, array) in variables.items():
+        assert data[name].dims == dimensions and np.array_equal(data[name], array)
+        assert data[name].dtype.kind in {"U": "OUT"}.get(array.dtype.kind, array.dtype.kind)
         assert back[name][0] == dimensions
         assert np.array_equal(back[name][1], array) and back[name][1].dtype.kind == array.dtype.kind.replace(
             "U", "O"

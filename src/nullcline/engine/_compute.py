@@ -60,6 +60,7 @@ def encode(
 ) -> bytes:
     """Encode the record of a point: its variables, or the message of its failure."""
     this = identity(study, parameters)
+    variables = {} if message else variables
     status = "failed" if message else "done"
     plain = this["parameters"]
     attributes = {
@@ -74,8 +75,15 @@ def encode(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         **provenance(),
     }
-    header = {**this, "status": status, "message": message, "seconds": round(seconds, 6)}
-    return seal(netcdf_image({} if message else variables, attributes), header)
+    header = {
+        **this,
+        "status": status,
+        "message": message,
+        "seconds": round(seconds, 6),
+        "dimensions": {name: dimensions for name, (dimensions, _) in variables.items()},
+        "provenance": {"dtype": attributes["dtype"], **provenance()},
+    }
+    return seal(netcdf_image(variables, attributes), header)
 
 
 def arguments(study: Study, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ sweep judge ten thousand files without opening one of them as HDF5.
 """
 
 import hashlib
-import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,11 @@ def unseal(blob: bytes) -> tuple[dict[str, Any], str]:
 
 
 def netcdf_image(variables: Variables, attributes: Mapping[str, Any]) -> bytes:
-    """Write variables, each with its dimensions, and global attributes as the bytes of a netCDF-4 file."""
-    import h5netcdf
+    """Write variables, each with its dimensions, and global attributes as the bytes of a netCDF-4 file.
+
+    This is what h5netcdf writes, an order of magnitude faster for many small files: HDF5 in memory, whose
+    dimension scales are the dimensions of netCDF.
+    """
     import h5py
 
     sizes: dict[str, int] = {}
@@ -61,32 +64,53 @@ def netcdf_image(variables: Variables, attributes: Mapping[str, Any]) -> bytes:
                 raise ValueError(
                     f"Dimension `{dimension}` has length {size} in `{name}` and {sizes[dimension]} elsewhere."
                 )
-    buffer = io.BytesIO()
-    with h5netcdf.File(buffer, "w") as file:
-        file.dimensions = sizes
-        for name, (dimensions, array) in variables.items():
-            if array.dtype.kind == "b":
-                # netCDF has no booleans; xarray reads them back from this attribute.
-                file.create_variable(name, dimensions, data=array.astype(np.int8)).attrs["dtype"] = "bool"
-            elif array.dtype.kind in "UO":
-                text = file.create_variable(name, dimensions, dtype=h5py.string_dtype())
-                text[...] = array.astype(object)
-            else:
-                file.create_variable(name, dimensions, data=array)
+    with h5py.File("image", "w", driver="core", backing_store=False) as file:
         for name, value in attributes.items():
             file.attrs[name] = value
-    return buffer.getvalue()
+        made: dict[str, Any] = {}
+        for name, (dimensions, array) in variables.items():
+            if name in sizes and dimensions != (name,):
+                raise ValueError(
+                    f"`{name}` is a dimension, so its values must be a coordinate along itself alone."
+                )
+            if array.dtype.kind in "UO":
+                made[name] = file.create_dataset(name, data=array.astype(object), dtype=h5py.string_dtype())
+            elif array.dtype.kind == "b":
+                # netCDF has no booleans; xarray reads them back from this attribute.
+                made[name] = file.create_dataset(name, data=array.astype(np.int8))
+                made[name].attrs["dtype"] = "bool"
+            else:
+                made[name] = file.create_dataset(name, data=array)
+        for number, (dimension, size) in enumerate(sizes.items()):
+            title = dimension
+            if dimension not in variables:
+                made[dimension] = file.create_dataset(dimension, shape=(size,), dtype=">f4")
+                title = f"This is a netCDF dimension but not a netCDF variable. {size:10d}"
+            made[dimension].make_scale(title)
+            made[dimension].attrs["_Netcdf4Dimid"] = np.int32(number)
+        for name, (dimensions, _) in variables.items():
+            for place, dimension in enumerate(dimensions):
+                if name != dimension:
+                    made[name].dims[place].attach_scale(made[dimension])
+        file.flush()
+        return file.id.get_file_image()
 
 
-def read_record(blob: bytes) -> tuple[dict[str, tuple[tuple[str, ...], np.ndarray]], dict[str, Any]]:
-    """Read back what :func:`netcdf_image` wrote, without the cost of building a dataset."""
-    import h5netcdf
+def read_variables(
+    path: Path, dimensions: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Read the variables of a point, whose dimensions its header tells, without building a dataset."""
+    import h5py
 
     variables = {}
-    with h5netcdf.File(io.BytesIO(blob), "r", decode_vlen_strings=True) as file:
-        for name, variable in file.variables.items():
-            array = np.asarray(variable[...])
-            if variable.attrs.get("dtype") == "bool":
-                array = array.astype(bool)
-            variables[name] = (tuple(variable.dimensions), array)
-        return variables, dict(file.attrs)
+    with h5py.File(path, "r", locking=False) as file:
+        for name, names in dimensions.items():
+            values: Any = file[name]
+            if values.dtype.kind == "O":
+                array = np.asarray(values.asstr()[()], dtype=object)
+            else:
+                array = np.asarray(values[()])
+                if array.dtype == np.int8 and values.attrs.get("dtype") == "bool":
+                    array = array.astype(bool)
+            variables[name] = (tuple(names), array)
+    return variables

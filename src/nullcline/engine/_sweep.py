@@ -3,13 +3,13 @@
 import dataclasses
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._dataset import combine
 from ._plan import Plan, Point, canonical
-from ._record import BrokenFileError, netcdf_image, read_record, seal, unseal
+from ._record import BrokenFileError, netcdf_image, read_variables, seal, unseal
 from ._store import Store, Stored, write_whole
 from ._study import Study
 
@@ -107,14 +107,12 @@ def dataset(sweep: Sweep) -> "xr.Dataset":
     """Give the dataset of a complete sweep, consolidated into one file by a single writer."""
     import xarray as xr
 
-    members = hashlib.sha256(
-        "".join(sweep.stored[p.digest].checksum for p in sweep.points).encode()
-    ).hexdigest()
+    members = _members(sweep.stored[point.digest].checksum for point in sweep.points)
     path = sweep.folder / "data.nc"
     with sweep.store.lock():
         blob = _read_consolidated(sweep, path, members)
         if blob is None:
-            blob = _consolidate(sweep, members)
+            blob = _consolidate(sweep)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, blob)
     return xr.load_dataset(io.BytesIO(blob), engine="h5netcdf")
@@ -132,14 +130,21 @@ def _read_consolidated(sweep: Sweep, path: Path, members: str) -> bytes | None:
     return blob if header.get("members") == members else None
 
 
-def _consolidate(sweep: Sweep, members: str) -> bytes:
+def _members(checksums: Iterable[str]) -> str:
+    """One name for the content of all points."""
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()
+
+
+def _consolidate(sweep: Sweep) -> bytes:
     plan = sweep.plan
-    records, origins = [], []
+    records, origins, checksums = [], [], []
     for point in sweep.points:
-        variables, attributes = read_record(sweep.store.path(point).read_bytes())
-        origins.append(attributes)
-        if sweep.stored[point.digest].status == "done":
-            records.append((point, variables))
+        path = sweep.store.path(point)
+        header, checksum = unseal(path.read_bytes())
+        checksums.append(checksum)
+        origins.append(header["provenance"])
+        if header["status"] == "done":
+            records.append((point, read_variables(path, header["dimensions"])))
     attributes: dict[str, Any] = {
         "study": plan.study.source,
         "title": plan.study.title,
@@ -153,7 +158,8 @@ def _consolidate(sweep: Sweep, members: str) -> bytes:
     }
     data = combine(plan, records, attributes)
     variables = {str(name): (tuple(map(str, v.dims)), v.values) for name, v in data.variables.items()}
-    return seal(netcdf_image(variables, attributes), {"study": plan.study.source, "members": members})
+    header = {"study": plan.study.source, "members": _members(checksums)}
+    return seal(netcdf_image(variables, attributes), header)
 
 
 def _spread(origins: Sequence[dict[str, Any]], name: str) -> str:
