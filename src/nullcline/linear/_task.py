@@ -41,9 +41,11 @@ class Task(eqx.Module):
     correlation: Float[Array, "outputs inputs"] | None
     # True, False, or None where the inputs were traced and nobody could look.
     is_isotropic: bool | None = eqx.field(static=True)
+    # Whether isotropic inputs are known to span the whole input space.
+    is_spanning: bool = eqx.field(static=True)
 
-    def __init__(self, x, y, *, is_isotropic: bool | None = None):
-        """Make a task from data; ``is_isotropic`` is found out unless it is given."""
+    def __init__(self, x, y, *, is_isotropic: bool | None = None, is_spanning: bool | None = None):
+        """Make a task from data; what is not said about the inputs is found out where they can be seen."""
         x, y = as_float(x), as_float(y)
         require_matrix("x", x, "inputs", "samples")
         require_matrix("y", y, "outputs", "samples")
@@ -57,7 +59,11 @@ class Task(eqx.Module):
         self.x, self.y, self.correlation = x, y, None
         if is_isotropic is None and is_concrete(x):
             is_isotropic = isotropy(np.asarray(x)) <= isotropy_tolerance(x.dtype)
-        self.is_isotropic = is_isotropic
+        if is_spanning is None:
+            is_spanning = bool(
+                is_isotropic and is_concrete(x) and dimension(np.asarray(x)) > x.shape[0] - 0.5
+            )
+        self.is_isotropic, self.is_spanning = is_isotropic, is_spanning
 
     @classmethod
     def from_correlation(cls, sigma_yx) -> "Task":
@@ -69,7 +75,8 @@ class Task(eqx.Module):
         require_matrix("sigma_yx", sigma_yx, "outputs", "inputs")
         require_finite("sigma_yx", sigma_yx)
         task = object.__new__(cls)
-        for name, value in (("x", None), ("y", None), ("correlation", sigma_yx), ("is_isotropic", True)):
+        values = {"x": None, "y": None, "correlation": sigma_yx, "is_isotropic": True, "is_spanning": True}
+        for name, value in values.items():
             object.__setattr__(task, name, value)
         return task
 
@@ -155,6 +162,12 @@ def isotropy(x: np.ndarray) -> float:
     return float(np.linalg.norm(sigma_xx @ sigma_xx / kappa - sigma_xx) / np.linalg.norm(sigma_xx))
 
 
+def dimension(x: np.ndarray) -> float:
+    """Number of dimensions that isotropic inputs span."""
+    sigma_xx = x @ x.T
+    return float(np.trace(sigma_xx) ** 2 / np.sum(sigma_xx**2))
+
+
 def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[Array, "inputs samples"]:
     r"""Nearest whitened inputs, :math:`\sqrt P\, U V^\top` from the thin SVD :math:`X = U S V^\top`.
 
@@ -204,7 +217,7 @@ def random_regression(
     x_key, y_key = jr.split(key)
     x = whiten(jr.normal(x_key, (n_in, n_samples)))
     y = scale * jr.normal(y_key, (n_out, n_samples))
-    return Task(x, y, is_isotropic=True)
+    return Task(x, y, is_isotropic=True, is_spanning=True)
 
 
 def semantic_hierarchy() -> Task:
@@ -214,4 +227,4 @@ def semantic_hierarchy() -> Task:
     target :math:`\Sigma_{yx}/\kappa = Y` has singular values :math:`(\sqrt8, \sqrt8, 2, 2, \sqrt2, \dots)`.
     """
     y = jnp.asarray(np.asarray(_HIERARCHY, dtype=float).T)
-    return Task(jnp.eye(8, dtype=y.dtype), y, is_isotropic=True)
+    return Task(jnp.eye(8, dtype=y.dtype), y, is_isotropic=True, is_spanning=True)

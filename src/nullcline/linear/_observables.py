@@ -1,0 +1,224 @@
+r"""What one measures along training: loss, tangent kernel, similarity matrices, task specificity.
+
+Everything is taken of the factors of a trajectory in the basis of the task; the Kronecker products of the
+tangent kernel are formed only by ``ntk``. A ``Network`` may take the place of a trajectory: results then have
+no axis of times.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ._network import Network
+from ._task import Task
+from ._trajectory import Trajectory
+
+
+class Similarity(NamedTuple):
+    """Representational similarity of samples, of the input and of the output representation."""
+
+    inputs: Float[Array, "*time samples samples"]
+    outputs: Float[Array, "*time samples samples"]
+
+
+class Specificity(NamedTuple):
+    """Task-specific scores of the input and of the output representation."""
+
+    inputs: Float[Array, "*time"]
+    outputs: Float[Array, "*time"]
+
+
+class _Factors(NamedTuple):
+    g1: Array
+    g2: Array
+    v: Array | None
+    u: Array | None
+
+
+def _factors(state: Trajectory | Network, task: Task) -> _Factors:
+    factors = (
+        _Factors(jnp.swapaxes(state.w1, -1, -2), state.w2, None, None)
+        if isinstance(state, Network)
+        else _Factors(state.g1, state.g2, state.v, state.u)
+    )
+    sizes = tuple(
+        (g if b is None else b).shape[-2] for g, b in ((factors.g1, factors.v), (factors.g2, factors.u))
+    )
+    if sizes != (task.n_in, task.n_out):
+        raise ValueError(
+            f"The state maps {sizes[0]} inputs to {sizes[1]} outputs, but `task` has {task.n_in} inputs and "
+            f"{task.n_out} outputs."
+        )
+    return factors
+
+
+def _t(matrix: Array) -> Array:
+    return jnp.swapaxes(matrix, -1, -2)
+
+
+def _in_basis(basis: Array | None, matrix: Array) -> Array:
+    """Coordinates of the columns of ``matrix``."""
+    return matrix if basis is None else basis.T @ matrix
+
+
+def _grow(matrix: Array, like: Array) -> Array:
+    """``matrix`` with axes of size one in front, to meet a stack of matrices."""
+    return matrix.reshape((1,) * (like.ndim - matrix.ndim) + matrix.shape)
+
+
+def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Float[Array, "*time"]:
+    r"""Loss :math:`\|W_2W_1X - Y\|_F^2/(2P)` at each time.
+
+    Parameters
+    ----------
+    state
+        A trajectory, trained on this task or on another one, or a network.
+    task
+        The task whose loss is asked for.
+    excess
+        Without the irreducible part: :math:`\frac\kappa2\|W_2W_1 - \Sigma_{yx}/\kappa\|_F^2` on the span of
+        isotropic inputs.
+    """
+    g1, g2, v, u = _factors(state, task)
+    if task.is_isotropic:
+        if not task.is_spanning:
+            g1 = _grow(_in_basis(v, task.span if v is None else task.span @ v), g1) @ g1
+        target = _t(_in_basis(v, _t(_in_basis(u, task.target))))
+        gap = g2 @ _t(g1) - _grow(target, g1)
+        learned = 0.5 * task.kappa * jnp.sum(gap**2, axis=(-2, -1))
+        return learned if excess else learned + task.constant
+    if excess:
+        raise ValueError("`excess` needs a task that is known to have isotropic inputs; see `linear.whiten`.")
+    x, y = task.data
+    gap = g2 @ (_t(g1) @ _grow(_in_basis(v, x), g1)) - _grow(_in_basis(u, y), g1)
+    return 0.5 * jnp.sum(gap**2, axis=(-2, -1)) / x.shape[1]
+
+
+def ntk(
+    state: Trajectory | Network, task: Task, *, max_bytes: int = 2**30
+) -> Float[Array, "*time kernel kernel"]:
+    r"""Neural tangent kernel on the samples, :math:`I \otimes X^\top C X + B \otimes X^\top X`.
+
+    Rows and columns run over (output, sample), output-major, with :math:`C = W_1^\top W_1`,
+    :math:`B = W_2W_2^\top`. It is :math:`JJ^\top` with :math:`J = \partial \hat Y/\partial\theta` (erratum to
+    anguita2024, equations 2.32-2.36), and has :math:`(N_oP)^2` entries at each time.
+
+    Parameters
+    ----------
+    state
+        A trajectory or a network.
+    task
+        A task with samples.
+    max_bytes
+        Largest kernel to form. ``ntk_distance`` and ``ntk_inner`` never form it.
+    """
+    g1, g2, v, u = _factors(state, task)
+    x, _ = task.data
+    samples, outputs = x.shape[1], task.n_out
+    count = g1.shape[0] if g1.ndim == 3 else 1
+    size = count * (samples * outputs) ** 2 * g1.dtype.itemsize
+    if size > max_bytes:
+        raise ValueError(
+            f"The kernel of {outputs} outputs and {samples} samples at {count} times takes "
+            f"{size / 2**30:.3g} GiB, over `max_bytes` = {max_bytes}. Use `linear.ntk_distance` or "
+            "`linear.ntk_inner`, which never form it, or ask for fewer times."
+        )
+    hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
+    w2 = g2 if u is None else _grow(u, g2) @ g2
+    inner, outer = _t(hidden) @ hidden, w2 @ _t(w2)
+    identity = jnp.eye(outputs, dtype=inner.dtype)
+    kernel = jnp.einsum("ab,...pq->...apbq", identity, inner) + jnp.einsum(
+        "...ab,pq->...apbq", outer, x.T @ x
+    )
+    return kernel.reshape(*kernel.shape[:-4], samples * outputs, samples * outputs)
+
+
+def _kernel_parts(factors: _Factors, task: Task) -> tuple[Array, Array, Array, Array, Array]:
+    """Factors of C and ΞC, of B, tr(CΞ²) and tr Ξ², in units in which white inputs have Ξ = I."""
+    g1, g2, v, _ = factors
+    if task.is_isotropic and task.is_spanning:
+        seen, square = g1, jnp.asarray(task.n_in, g1.dtype)
+    else:
+        sigma = task.sigma_xx / task.kappa
+        seen = _grow(_in_basis(v, sigma if v is None else sigma @ v), g1) @ g1
+        square = jnp.sum(sigma**2)
+    return g1, seen, g2, jnp.sum(seen**2, axis=(-2, -1)), square
+
+
+def _inner(first, second, outputs: int) -> Array:
+    g1, _, g2, trace1, square = first
+    _, seen, h2, trace2, _ = second
+    trace_b1, trace_b2 = (jnp.sum(b**2, axis=(-2, -1)) for b in (g2, h2))
+    return (
+        outputs * jnp.sum((_t(g1) @ seen) ** 2, axis=(-2, -1))
+        + trace_b1 * trace2
+        + trace_b2 * trace1
+        + square * jnp.sum((_t(g2) @ h2) ** 2, axis=(-2, -1))
+    )
+
+
+def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
+    r"""Inner product :math:`\langle K_1, K_2\rangle` of two tangent kernels, without forming them.
+
+    :math:`P^2[N_o\,\mathrm{tr}(C_1ΞC_2Ξ) + \mathrm{tr}B_1\,\mathrm{tr}(C_2Ξ^2)
+    + \mathrm{tr}B_2\,\mathrm{tr}(C_1Ξ^2) + \mathrm{tr}(B_1B_2)\,\mathrm{tr}Ξ^2]` with
+    :math:`Ξ = XX^\top/P`.
+    """
+    one, two = (_kernel_parts(_factors(network, task), task) for network in (first, second))
+    return (task.data[0].shape[1] * task.kappa) ** 2 * _inner(one, two, task.n_out)
+
+
+def ntk_distance(trajectory: Trajectory, task: Task) -> Float[Array, " time"]:
+    r"""Kernel distance from the start, :math:`S(t) = 1 - \langle K_0, K_t\rangle/(\|K_0\|\|K_t\|)`.
+
+    0 for a lazy network, whose tangent kernel keeps its direction. On whitened inputs it depends on the
+    weights alone; samples are not needed. The kernel at ``times[0]`` is the reference.
+    """
+    factors = _factors(trajectory, task)
+    now = _kernel_parts(factors, task)
+    start = _kernel_parts(factors._replace(g1=factors.g1[:1], g2=factors.g2[:1]), task)
+    cross, norm = _inner(start, now, task.n_out), _inner(now, now, task.n_out)
+    return 1 - cross / jnp.sqrt(norm[:1] * norm)
+
+
+def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Similarity:
+    r"""Representational similarity matrices :math:`X^\top W_1^\top W_1X` and :math:`Y^\top(W_2W_2^\top)^+Y`.
+
+    Parameters
+    ----------
+    state
+        A trajectory or a network.
+    task
+        A task with samples.
+    cutoff
+        Eigenvalues of :math:`W_2W_2^\top` below this share of the largest count as zero in its inverse.
+    """
+    g1, g2, v, u = _factors(state, task)
+    x, y = task.data
+    hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
+    # One batched LAPACK call at a time (see `exact_flow`).
+    g2, hidden = jax.lax.optimization_barrier((g2, hidden))
+    back = jnp.linalg.pinv(g2, rtol=cutoff**0.5) @ _grow(_in_basis(u, y), g2)
+    return Similarity(_t(hidden) @ hidden, _t(back) @ back)
+
+
+def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
+    r"""How much the representations are those of the task, 1 at most.
+
+    With the SVD :math:`USV^\top` of the target: the larger Frobenius cosine of :math:`W_1^\top W_1` with
+    :math:`VSV^\top` and :math:`VS^2V^\top`, and likewise of :math:`W_2W_2^\top` with :math:`USU^\top` and
+    :math:`US^2U^\top`.
+    """
+    g1, g2, v, u = _factors(state, task)
+    target, g1, g2 = jax.lax.optimization_barrier((task.target, g1, g2))
+    left, s, right = jnp.linalg.svd(target, full_matrices=False)
+
+    def score(g, basis, vectors):
+        modes = jnp.sum((_grow(_in_basis(basis, vectors).T, g) @ g) ** 2, axis=-1)
+        size = jnp.sqrt(jnp.sum((_t(g) @ g) ** 2, axis=(-2, -1)))
+        powers = [p / jnp.linalg.norm(p) for p in (s, s**2)]
+        return jnp.maximum(*((modes @ p) / size for p in powers))
+
+    return Specificity(score(g1, v, right.T), score(g2, u, left))
