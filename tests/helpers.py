@@ -1,1 +1,28 @@
 """Cases and comparisons that several test modules share."""
+
+from typing import NamedTuple
+
+
+class Architecture(NamedTuple):
+    """Sizes of a two-layer network and the number of active hidden units (None: all)."""
+
+    n_in: int
+    n_hidden: int
+    n_out: int
+    rank: int | None = None
+
+    def admits(self, lam: float) -> bool:
+        """Whether weights balanced with this λ exist."""
+        active = self.n_hidden if self.rank is None else self.rank
+        return not ((lam > 0 and active > self.n_out) or (lam < 0 and active > self.n_in))
+
+
+ARCHITECTURES = {
+    "funnel": Architecture(4, 2, 2),
+    "inverted": Architecture(2, 2, 4),
+    "square": Architecture(3, 3, 3),
+    "bottleneck": Architecture(4, 2, 3),
+    "between": Architecture(2, 3, 4),
+    "wide": Architecture(2, 7, 3),
+    "projector": Architecture(3, 7, 3, 2),
+}

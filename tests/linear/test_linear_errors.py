@@ -1,0 +1,93 @@
+"""What is refused, and what the refusal says."""
+
+import jax.numpy as jnp
+import jax.random as jr
+import jaxtyping
+import numpy as np
+import pytest
+
+from nullcline import linear
+
+KEY = jr.key(0)
+
+
+@pytest.fixture(autouse=True)
+def own_messages():
+    """Our own checks speak, not the annotations that the tests otherwise enforce."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def square(lam=1.0):
+    return linear.lambda_balanced(3, 3, 3, lam, key=KEY)
+
+
+def task():
+    return linear.Task.from_correlation(jnp.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: linear.Network(jnp.ones((2, 3)), jnp.ones((4, 5))), ["`w1`", "`w2`", "(2, 3)", "(4, 5)"]),
+        (lambda: linear.Network(jnp.ones(3), jnp.ones((4, 5))), ["`w1`", "(3,)", "matrix"]),
+        (lambda: linear.Network(jnp.full((2, 2), jnp.nan), jnp.ones((2, 2))), ["`w1`", "finite", "4"]),
+        (lambda: linear.Task(jnp.ones((2, 5)), jnp.ones((2, 4))), ["`x`", "`y`", "Transpose"]),
+        (lambda: linear.Task.from_correlation(jnp.full((2, 2), jnp.inf)), ["`sigma_yx`", "finite"]),
+        (
+            lambda: linear.exact_flow(square(), linear.Task.from_correlation(jnp.eye(4)), [1.0]),
+            ["`network`", "4"],
+        ),
+        (lambda: linear.exact_flow(square(), task(), [-1.0]), ["`times`", "at least 0", "-1"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0, 0.5]), ["`times`", "sorted"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0, np.nan]), ["`times`", "finite"]),
+        (lambda: linear.exact_flow(square(), task(), 1.0), ["`times`", "axis"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=0.0), ["`tau`", "positive"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tolerance=-1.0), ["`tolerance`"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], lam=1.1), ["`lam`", "1.1", "contradicts"]),
+        (
+            lambda: linear.exact_flow(linear.gaussian(3, 3, 3, key=KEY), task(), [1.0]),
+            ["not λ-balanced", "residual", "1e-08", "integrate_flow", "lambda_balanced"],
+        ),
+        (
+            lambda: linear.exact_flow(
+                square(), linear.Task(jr.normal(KEY, (3, 9)), jr.normal(KEY, (3, 9))), [1.0]
+            ),
+            ["isotropic", "linear.whiten", "integrate_flow"],
+        ),
+        (
+            lambda: linear.lambda_balanced(4, 5, 3, 1.0, key=KEY),
+            ["λ > 0", "`n_out` = 3", "only λ = 0", "rank="],
+        ),
+        (lambda: linear.lambda_balanced(5, 5, 3, 1.0, key=KEY), ["`n_out` = 3", "λ < 0 and λ = 0"]),
+        (lambda: linear.lambda_balanced(3, 5, 5, -1.0, key=KEY), ["`n_in` = 3", "λ > 0 and λ = 0"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, rank=4, key=KEY), ["`rank`", "3", "4"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, scale=-1.0, key=KEY), ["`scale`", "-1"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, np.nan, key=KEY), ["`lam`", "finite"]),
+        (lambda: linear.lambda_balanced(3, 0, 3, key=KEY), ["`n_hidden`", "0"]),
+        (
+            lambda: linear.lambda_balanced(2, 2, 2, strengths=jnp.asarray([1.0, -1.0]), key=KEY),
+            ["aligned", "-1"],
+        ),
+        (lambda: linear.aligned(task(), 3, strengths=jnp.ones(2), key=KEY), ["`strengths`", "3", "(2,)"]),
+        (lambda: linear.gaussian(3, 3, 3, "uniform", key=KEY), ["`scheme`", "lecun", "uniform"]),
+        (lambda: linear.gaussian(3, 3, 3, alphas=(1.0, 2.0), key=KEY), ["`alphas`", "scaled"]),
+        (lambda: linear.random_regression(4, 2, 3, key=KEY), ["`n_samples`", "4", "3"]),
+        (lambda: linear.whiten(jnp.ones((4, 3))), ["4 inputs", "3"]),
+        (lambda: linear.rsm(square(), task()), ["no samples", "Task(x, y)"]),
+        (lambda: linear.ntk(square(), task()), ["no samples"]),
+        (
+            lambda: linear.ntk(square(), linear.random_regression(3, 3, 9, key=KEY), max_bytes=100),
+            ["max_bytes", "ntk_distance"],
+        ),
+        (lambda: linear.gradient_descent(square(), task(), 0.0), ["`learning_rate`"]),
+        (lambda: linear.gradient_descent(square(), task(), steps=10, every=3), ["`every`", "divide"]),
+        (lambda: linear.integrate_flow(square(), task(), [1.0], rtol=0.0), ["`rtol`"]),
+    ],
+)
+def test_refusals(call, words):
+    with pytest.raises(ValueError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value), (word, str(caught.value))
