@@ -279,11 +279,12 @@ def _available(file: Path | None) -> "dict[str, Study]":
 
     # Its own folder first, as when Python runs the file.
     sys.path.insert(0, str(file.resolve().parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    name = f"user_studies_{file.stem}"  # a file named json.py must not become the module json
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise UsageError(f"--studies: {file} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     found = {study.source: study for study in studies_in(module)}
     if not found:
