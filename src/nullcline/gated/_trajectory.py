@@ -4,6 +4,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optimistix
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._rkc import Field
@@ -32,7 +33,9 @@ def follow(
     is_stiff: bool,
 ) -> Trajectory:
     """Integrate with Tsit5, or the implicit Kvaerno5 for small stiff systems, stepping onto ``times``."""
-    solver = diffrax.Kvaerno5() if is_stiff else diffrax.Tsit5()
+    # Full Newton: the default chord iteration rejects every other step in the valley of a stuck run.
+    newton = diffrax.with_stepsize_controller_tols(optimistix.Newton)()
+    solver = diffrax.Kvaerno5(root_finder=newton) if is_stiff else diffrax.Tsit5()
     cost = 6
     max_steps = max(1, max_evaluations // cost)
 

@@ -1,0 +1,1 @@
+"""The shared-representations note: gated deep linear networks over language pairs."""
