@@ -1,0 +1,154 @@
+"""Figure 1: learning dynamics in three neuroscience tasks."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...engine import Claim, Grid, Study
+from .. import _style as style
+from .._lazy import xr
+from .._trials_plot import plot_trial
+from ._networks import EPOCHS, MAX_RANK, MODES, TASKS, TITLES, is_converged, measured, padded_losses
+
+# Romo needs more units than the other tasks to be learned without initial connectivity.
+HIDDEN = {"small": {"flip-flop": 64, "mante": 64, "romo": 128}, "paper": dict.fromkeys(TASKS, 256)}
+COLORS = {0.0: style.BLACK, 0.9: style.VERMILION}
+SHOWN = {"flip-flop": 200, "mante": 1000, "romo": 6000}
+
+
+class ThreeTasks(Study):
+    """Trials, loss, singular values and truncation of networks on three tasks, for g = 0 and 0.9."""
+
+    source = "schuessler2020/fig1"
+    presets = {
+        "quick": Grid(task=TASKS, g=[0.0, 0.9], size="small", seed=range(3)),
+        "paper": Grid(task=TASKS, g=[0.0, 0.9], size="paper", seed=range(5)),
+    }
+    vectorized = ("seed",)
+    expected = {"quick": 60.0, "paper": 4000.0}
+    may_be_nan = (
+        *("loss", "test_loss", "epochs", "rank", "truncation", "singular_values"),
+        *("trial_inputs", "trial_outputs", "trial_targets"),
+    )
+
+    def compute(self, task, g, size, seed):
+        """Train and measure the networks of one task and g."""
+        found = measured(task, g, HIDDEN[size][task], tuple(seed))
+        return xr.Dataset(
+            {
+                "loss": (("seed", "epoch"), padded_losses(found["loss"])),
+                "test_loss": ("seed", found["test_loss"]),
+                "epochs": ("seed", found["epochs"]),
+                "rank": ("seed", found["rank"]),
+                "truncation": (("seed", "truncated_rank"), found["truncation"]),
+                "singular_values": (("seed", "mode"), found["change_singular_values"]),
+                "trial_inputs": (("seed", "time", "input"), found["trial_inputs"]),
+                "trial_outputs": (("seed", "time", "output"), found["trial_outputs"]),
+                "trial_targets": (("seed", "time", "output"), found["trial_targets"]),
+            },
+            coords={
+                "seed": list(seed),
+                "epoch": np.arange(max(EPOCHS.values())),
+                "truncated_rank": np.arange(MAX_RANK + 1),
+                "mode": np.arange(1, MODES + 1),
+                "time": 0.5 * np.arange(200),
+            },
+        )
+
+    def draw(self, data):
+        """Columns are tasks; rows are a trial, the loss, singular values and truncation losses."""
+        fig, axes = style.figure(4, 3, width=7.2, height=7.6)
+        data = data.isel(size=0)
+        for column, task in enumerate(TASKS):
+            one = data.sel(task=task)
+            trial = one.sel(g=0.9).isel(seed=0)
+            plot_trial(
+                axes[0, column],
+                trial.trial_inputs.values,
+                trial.trial_targets.values,
+                trial.trial_outputs.values,
+                dt=0.5,
+            )
+            axes[0, column].set_title(TITLES[task])
+            for g, color in COLORS.items():
+                nets = one.sel(g=g)
+                for seed in nets.seed.values:
+                    net, is_first = nets.sel(seed=seed), seed == nets.seed.values[0]
+                    look = {"color": color, "alpha": 1.0 if is_first else 0.3, "lw": 1.2 if is_first else 0.6}
+                    label = f"g = {g}" if is_first else None
+                    axes[1, column].plot(net.epoch, net.loss, label=label, **look)
+                    axes[2, column].plot(net.mode[:11], net.singular_values[:11], "o-", ms=3, **look)
+                    axes[3, column].plot(net.truncated_rank[1:12], net.truncation[1:12], "o-", ms=3, **look)
+            axes[1, column].set(xlim=(0, SHOWN[task]), ylim=(0, 1.3), xlabel="epoch")
+            axes[2, column].set(xlabel="index of singular value", ylim=(0, None))
+            axes[3, column].set(xlabel="rank R", ylim=(0, 1.3))
+        for row, label in enumerate(
+            ("", "loss $L/L_0$", "singular values of $\\Delta W$", "loss at rank R, $L/L_0$")
+        ):
+            axes[row, 0].set_ylabel(label)
+        axes[1, 0].legend(frameon=False)
+        for panel, text in zip(axes.ravel(), "abcdefghijkl", strict=True):
+            style.letter(panel, text)
+        return fig
+
+    def claims(self, data) -> Iterator[Claim]:
+        """Section 2 of the document; medians over converged networks."""
+        data = data.isel(size=0)
+        flip = data.sel(task="flip-flop", g=0.0)
+        yield Claim(
+            "flip-flop, g = 0: the loss after truncation drops to zero at rank 2, in every network",
+            measured=float(abs(flip["rank"] - 2).max()),
+            at_most=0,
+            source="Fig. 1(j)",
+            note="largest distance of the functional rank from 2",
+        )
+        values = flip.singular_values.median("seed")
+        yield Claim(
+            "flip-flop, g = 0: the first two singular values are much larger than the remaining ones",
+            measured=float(values[2] / values[1]),
+            at_most=0.35,
+            source="Fig. 1(g)",
+            note="third over second singular value",
+        )
+        trained = np.isfinite(data.test_loss)
+        yield Claim(
+            "the loss curves indicate convergence for all three tasks, at g = 0 and 0.9",
+            measured=float((data.test_loss < 0.02).sum() / trained.sum()),
+            at_least=0.8,
+            source="Fig. 1(d-f)",
+            note=f"share of {int(trained.sum())} networks whose final test loss is below 2 % of L_0",
+        )
+        kept = data.where(is_converged(data)).median("seed")
+        for task, bound in (("mante", 6), ("romo", 10)):
+            yield Claim(
+                f"{TITLES[task]}, g = 0: a low-rank change solves the task",
+                measured=float(kept["rank"].sel(task=task, g=0.0)),
+                at_least=4 if task == "mante" else 5,
+                at_most=bound,
+                source="Fig. 1(k, l)",
+                note="functional rank; the document's networks have 4 and 6",
+            )
+        yield Claim(
+            "the functional rank is at most 10 in every task, at g = 0 and 0.9",
+            measured=float(kept["rank"].max()),
+            at_most=10,
+            source="Fig. 1(j-l)",
+        )
+        for task in TASKS:
+            speed = float(kept.epochs.sel(task=task, g=0.0) / kept.epochs.sel(task=task, g=0.9))
+            yield Claim(
+                f"{TITLES[task]}: learning becomes faster with initial connectivity",
+                measured=speed,
+                at_least=1.5,
+                source="Fig. 1(d-f)",
+                note="epochs to 5 % of the first loss, g = 0 over g = 0.9",
+            )
+        for task, epoch, level in (("romo", 1500, 0.4), ("mante", 100, 0.8)):
+            plateau = data.loss.sel(task=task, g=0.0).isel(epoch=slice(epoch - 50, epoch)).median()
+            yield Claim(
+                f"{TITLES[task]}, g = 0: the loss stays on a plateau before it falls",
+                measured=float(plateau),
+                at_least=level,
+                source="Fig. 1(e, f)",
+                note=f"median loss over L_0 in the 50 epochs before {epoch}",
+            )
