@@ -44,10 +44,16 @@ def record(study: Study, parameters: Mapping[str, Any]) -> bytes:
     except Float64Error:
         raise
     except Exception as error:
-        message = "".join(traceback.format_exception_only(error)).strip()
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        message += f" ({Path(where.filename).name}, line {where.lineno})"
-        return failure(study, parameters, message, time.perf_counter() - start)
+        return failure(study, parameters, raised(error, study.compute), time.perf_counter() - start)
+
+
+def raised(error: Exception, function: Any) -> str:
+    """Say what a function of a study raised, and at which line of the file that defines it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(function, "__code__", None)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    where = (own or frames)[-1]
+    return f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
 
 
 def failure(study: Study, parameters: Mapping[str, Any], message: str, seconds: float) -> bytes:

@@ -4,12 +4,12 @@ import dataclasses
 import io
 import json
 import math
-import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._compute import raised
 from ._plan import Plan
 from ._store import StoreError, write_whole
 from ._study import Claim
@@ -118,7 +118,8 @@ def finish(sweep: Sweep) -> Outcome:
     except StoreError:
         raise
     except Exception as error:
-        message = _raised(step, error)
+        function = getattr(sweep.plan.study, step, None)
+        message = f"`{step}` raised {raised(error, function)}"
     status: Status = "partial" if failures else "broken" if message else "complete"
     outcome = _blank(sweep.plan, status, message=message, **fields)
     _save(sweep.folder, outcome)
@@ -135,12 +136,6 @@ def draw(sweep: Sweep, data: "xr.Dataset") -> None:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=metadata)
             write_whole(sweep.folder / f"figure.{kind}", buffer.getvalue())
-
-
-def _raised(what: str, error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return f"`{what}` raised {text} ({Path(where.filename).name}, line {where.lineno})"
 
 
 def _save(folder: Path, outcome: Outcome) -> None:
