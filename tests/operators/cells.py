@@ -4,8 +4,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import pytest
 
 from nullcline import operators
+
+# Tests compile much and compute little: a quick compiler is worth more than fast code.
+_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def quick_jit(function):
+    """Like ``equinox.filter_jit``, compiled without optimisations."""
+
+    def call(*args):
+        arrays, static = eqx.partition(args, eqx.is_array)
+        return jax.jit(lambda a: function(*eqx.combine(a, static)), compiler_options=_OPTIONS)(arrays)
+
+    return call
+
 
 BATCH, TIME, INPUTS, HIDDEN, OUTPUTS = 3, 5, 2, 4, 2
 
@@ -193,6 +208,11 @@ def inputs_for(key, batch=BATCH, time=TIME, channels=INPUTS):
 
 WEIGHTS = jnp.array([0.5, 0.2, 0.3])
 NAMES = ("rate", "relu", "torch_rnn", "gru", "lstm", "tied", "twice_local", "function")
+# A few by default, all of them in the slow run.
+SOME = [
+    name if name in ("rate", "gru", "lstm", "tied") else pytest.param(name, marks=pytest.mark.slow)
+    for name in NAMES
+]
 
 
 def flow_of(name, weights=WEIGHTS, batch=BATCH, time=TIME):

@@ -1,7 +1,6 @@
 """Action, adjoint and composition of K and P against dense matrices from automatic differentiation."""
 
 import cells
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -20,7 +19,7 @@ def close(actual, expected, rtol=1e-13):
     )
 
 
-@eqx.filter_jit
+@cells.quick_jit
 def matrices(flow, targets, mask):
     """All operators column by column, in one program: operators are pytrees."""
 
@@ -44,7 +43,7 @@ def matrices(flow, targets, mask):
     return {name: dense(operator) for name, operator in found.items()}, flow.error(targets, mask), change
 
 
-@pytest.fixture(scope="module", params=cells.NAMES)
+@pytest.fixture(scope="module", params=cells.SOME)
 def case(request):
     flow = cells.flow_of(request.param)
     found, error, change = jax.tree.map(np.asarray, matrices(flow, *data(flow)))

@@ -127,7 +127,7 @@ def _probe(flow: Flow, keys: Array) -> Array:
     return jax.lax.map(one, keys)
 
 
-def activity_dimension(states: Float[Array, "batch time hidden"], fraction: float = 0.95) -> int:
+def activity_dimension(states: Float[Array, "batch time hidden"], fraction: int | float = 0.95) -> int:
     """Number of principal components over all trials and times that hold a share of the variance."""
     if not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be in (0, 1], got {fraction}.")

@@ -1,6 +1,7 @@
 """A recurrent model along its trajectories: the place where all operators of hazelden2025 come from."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,8 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
+from ._linearization import Slopes, slopes, tangent_step
 from ._model import Model, as_model
 from ._operator import AbstractOperator, Product, Space, is_concrete
 from ._parameter import OutputTangent, ParameterOperator, ParameterTangent, gram, parameter_operator
@@ -20,8 +22,8 @@ class Flow(eqx.Module):
     """A model, its inputs and its states; made by :func:`linearize`.
 
     ``states`` (batch, time, hidden) are the states after each input, ``weights`` the weight of each trial in
-    the loss and in the inner product. ``origin`` and ``trials`` mark which states of which call a subset of
-    trials comes from.
+    the loss and in the inner product, ``slopes`` what the linearised steps need. ``origin`` and ``trials``
+    mark which states of which call a subset of trials comes from.
     """
 
     model: Model
@@ -29,6 +31,7 @@ class Flow(eqx.Module):
     initial_state: Float[Array, "batch hidden"]
     states: Float[Array, "batch time hidden"]
     weights: Float[Array, " batch"]
+    slopes: Slopes
     origin: Array
     trials: Array | None
 
@@ -101,7 +104,7 @@ class Flow(eqx.Module):
         targets: Float[Array, "..."],
         mask: Float[Array, "..."] | None = None,
         *,
-        scale: float = 1.0,
+        scale: int | float = 1.0,
         loss: Callable[[Array, Array], Array] | None = None,
     ) -> Float[Array, "batch time hidden"]:
         r"""Gradient of each trial's loss in its states, :math:`Err_{bt} = \partial l_b / \partial z_{bt}`.
@@ -126,19 +129,31 @@ class Flow(eqx.Module):
         return _error(self, jnp.asarray(targets), jnp.asarray(mask), scale, loss)
 
     def adjoint(
-        self, targets: Float[Array, "..."], mask: Float[Array, "..."] | None = None, *, scale: float = 1.0
+        self,
+        targets: Float[Array, "..."],
+        mask: Float[Array, "..."] | None = None,
+        *,
+        scale: int | float = 1.0,
     ) -> Float[Array, "batch time hidden"]:
         """The adjoint a = P* Err, hazelden2025 (2)."""
         return self.propagator.T @ self.error(targets, mask, scale=scale)
 
     def gradient(
-        self, targets: Float[Array, "..."], mask: Float[Array, "..."] | None = None, *, scale: float = 1.0
+        self,
+        targets: Float[Array, "..."],
+        mask: Float[Array, "..."] | None = None,
+        *,
+        scale: int | float = 1.0,
     ) -> dict[str, Array]:
         """Gradient G* a of the loss with respect to the parameters of the step, by name."""
         return self.parameter_tangent.T @ self.adjoint(targets, mask, scale=scale)
 
     def predicted_change(
-        self, targets: Float[Array, "..."], mask: Float[Array, "..."] | None = None, *, scale: float = 1.0
+        self,
+        targets: Float[Array, "..."],
+        mask: Float[Array, "..."] | None = None,
+        *,
+        scale: int | float = 1.0,
     ) -> Float[Array, "batch time hidden"]:
         r"""Change of the states per unit learning rate, :math:`-P K P^* Err`, hazelden2025 (5).
 
@@ -152,7 +167,7 @@ class Flow(eqx.Module):
         """The same model on some of the trials, whose weights are kept as they are."""
         trials = jnp.asarray(trials)
         whole = jnp.arange(self.states.shape[0]) if self.trials is None else self.trials
-        return dataclasses.replace(
+        some = dataclasses.replace(
             self,
             inputs=self.inputs[trials],
             initial_state=self.initial_state[trials],
@@ -160,6 +175,7 @@ class Flow(eqx.Module):
             weights=self.weights[trials],
             trials=whole[trials],
         )
+        return dataclasses.replace(some, slopes=slopes(some.model, some.states_before, some.inputs))
 
     def check_targets(self, targets: Any, mask: Any) -> None:
         """Refuse targets or masks that do not fit."""
@@ -205,24 +221,23 @@ class Flow(eqx.Module):
         """Linearised flow with forcing ``q`` and a change ``start`` of the initial states."""
 
         def step(p, now):
-            z, x, q = now
-            p = jax.jvp(lambda z: self._batch_step(z, x), (z,), (p,))[1] + q
+            now, q = now
+            p = tangent_step(self.model, p, self.inputs[:, 0], now)(p) + q
             return p, p
 
         start = jnp.zeros_like(self.initial_state) if start is None else start
-        moving = (self.states_before, self.inputs, q)
-        p = jax.lax.scan(step, start, jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), moving))[1]
+        p = jax.lax.scan(step, start, (self.slopes, jnp.swapaxes(q, 0, 1)))[1]
         return jnp.swapaxes(p, 0, 1)
 
     def _adjoint_scan(self, r: Array) -> tuple[Array, Array]:
         def step(carry, now):
-            z, x, r = now
+            now, r = now
             a = r + carry
-            return jax.vjp(lambda z: self._batch_step(z, x), z)[1](a)[0], a
+            forward = tangent_step(self.model, carry, self.inputs[:, 0], now)
+            return jax.linear_transpose(forward, carry)(a)[0], a
 
-        moving = (self.states_before, self.inputs, r)
-        moving = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), moving)
-        start, a = jax.lax.scan(step, jnp.zeros_like(self.initial_state), moving, reverse=True)
+        start = jnp.zeros_like(self.initial_state)
+        start, a = jax.lax.scan(step, start, (self.slopes, jnp.swapaxes(r, 0, 1)), reverse=True)
         return start, jnp.swapaxes(a, 0, 1)
 
     def adjoint_flow(self, r: Array) -> Array:
@@ -233,13 +248,10 @@ class Flow(eqx.Module):
         """What the adjoint flow leaves at the initial states."""
         return self._adjoint_scan(r)[0]
 
-    def _batch_step(self, z: Array, x: Array) -> Array:
-        return jax.vmap(self.model.step, (None, 0, 0))({}, z, x)
-
 
 def linearize(
     cell: Any,
-    inputs: Float[Array, "..."],
+    inputs: Shaped[Array, "..."],
     initial_state: Any = None,
     weights: Float[Array, "..."] | None = None,
     *,
@@ -282,7 +294,8 @@ def linearize(
     weights = _check_weights(weights, batch, start.dtype)
     _check_purity(model, start, inputs)
     z = _rollout(model, inputs, start)
-    flow = Flow(model, inputs, start, z, weights, z, None)
+    before = jnp.concatenate([start[:, None], z[:, :-1]], axis=1)
+    flow = Flow(model, inputs, start, z, weights, slopes(model, before, inputs), z, None)
     if is_concrete(flow.states, flow.model.params):
         _check_finite(flow)
     return flow
@@ -351,15 +364,15 @@ def _check_weights(weights: Any, batch: int, dtype: Any) -> Array:
 
 
 def _check_purity(model: Model, start: Array, inputs: Array) -> None:
-    if not is_concrete(model.params, start, inputs):
-        return
-    first = np.asarray(model.step({}, start[0], inputs[0, 0]))
-    second = np.asarray(model.step({}, start[0], inputs[0, 0]))
-    if not np.array_equal(first, second, equal_nan=True):
+    """Trace the step twice: a memory or a random number outside the arguments gives two programs."""
+    programs = [jax.make_jaxpr(model.step)({}, start[0], inputs[0, 0]) for _ in range(2)]
+    texts = {re.sub("0x[0-9a-f]+", "", str(program.jaxpr)) for program in programs}
+    constants = [[const for const in program.consts if is_concrete(const)] for program in programs]
+    is_same = all(np.array_equal(a, b) for a, b in zip(*constants, strict=False))
+    if len(texts) > 1 or not is_same:
         raise ValueError(
             "The step gives different results for the same arguments: it keeps state of its own or draws "
-            "random numbers. "
-            "Make that memory part of the state, and noise part of the inputs."
+            "random numbers. Make that memory part of the state, and noise part of the inputs."
         )
 
 

@@ -1,5 +1,6 @@
 """Krylov spaces with full reorthogonalisation, in coordinates where the inner product is Euclidean."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -36,60 +37,79 @@ def _square_block(operator: AbstractOperator, block: Array) -> Array:
 
 
 @jax.jit
-def _orthogonalize(basis: Array, block: Array) -> tuple[Array, Array, Array]:
-    """Remove the basis from a block of rows twice, then orthonormalise it; unused rows are zero."""
-    first = basis @ block.T
-    block = block - first.T @ basis
-    second = basis @ block.T
-    block = block - second.T @ basis
+def _orthogonalize(
+    chunks: tuple[Array, ...], recent: Array, block: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Remove first the recent rows, then the whole basis, and orthonormalise; unused rows are zero.
+
+    In exact arithmetic only the last two blocks have a part in the new one: one pass over the rest, which
+    is what costs, removes rounding.
+    """
+    local = recent @ block.T
+    block = block - local.T @ recent
+    second = [chunk @ block.T for chunk in chunks]
+    for chunk, part in zip(chunks, second, strict=True):
+        block = block - part.T @ chunk
+    coefficients = jnp.concatenate(second)
     if len(block) == 1:
         norm = jnp.linalg.norm(block)
-        return first + second, norm[None, None], block / jnp.where(norm > 0, norm, 1)
+        return local, coefficients, norm[None, None], block / jnp.where(norm > 0, norm, 1)
     q, r = jnp.linalg.qr(block.T)
     # Where the block has lost rank QR fills in directions of its own, which may lie in the basis.
-    q, again = jnp.linalg.qr(q - basis.T @ (basis @ q))
-    return first + second, again @ r, q.T
+    inside = [chunk.T @ (chunk @ q) for chunk in chunks]
+    q, again = jnp.linalg.qr(q - sum(inside[1:], inside[0]))
+    return local, coefficients, again @ r, q.T
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _store(chunk: Array, block: Array, row: Array) -> Array:
+    return jax.lax.dynamic_update_slice(chunk, block, (row, jnp.zeros_like(row)))
 
 
 def start_block(operator: AbstractOperator, count: int, key: Any) -> Array:
     """Orthonormal random rows to start from."""
     size = operator.out_space.size
     block = jr.normal(key, (count, size), operator.out_space.dtype)
-    return _orthogonalize(jnp.zeros((1, size), block.dtype), block)[2]
+    nothing = jnp.zeros((1, size), block.dtype)
+    return _orthogonalize((nothing,), nothing, block)[3]
 
 
 def expand(operator: AbstractOperator, block: Array, steps: int, is_done: Any = None) -> Krylov:
     """Grow the space by ``steps`` blocks, or until ``is_done(projected, leaving)``."""
     width, size = block.shape
     eps = float(jnp.finfo(block.dtype).eps)
-    basis = jnp.zeros((max(_CHUNK, 2 * width), size), block.dtype)
-    columns, used = [], 0
+    per_chunk = max(1, _CHUNK // width)
+    chunks: list[Array] = []
+    recent = jnp.zeros((2 * width, size), block.dtype)
+    columns = []
     projected, leaving = np.zeros((0, 0)), np.zeros((width, width))
     for step in range(steps):
-        if used + width > len(basis):
-            basis = jnp.concatenate([basis, jnp.zeros((max(_CHUNK, width), size), block.dtype)])
-        basis = jax.lax.dynamic_update_slice(basis, block, (used, 0))
-        used += width
-        coefficients, rest, block = _orthogonalize(basis, _square_block(operator, block))
-        columns.append((coefficients, rest))
-        is_last = step == steps - 1 or used + width > size
-        if is_last or (is_done is not None and (step % 5) == 4):
+        if step % per_chunk == 0:
+            chunks.append(jnp.zeros((per_chunk * width, size), block.dtype))
+        chunks[-1] = _store(chunks[-1], block, jnp.asarray(step % per_chunk * width))
+        recent = jnp.concatenate([recent[width:], block])
+        product = _square_block(operator, block)
+        local, coefficients, rest, block = _orthogonalize(tuple(chunks), recent, product)
+        columns.append((local, coefficients, rest))
+        is_last = step == steps - 1 or (step + 2) * width > size
+        if is_last or (is_done is not None and step % 5 == 4):
             projected, leaving = _assemble(columns, width)
             scale = np.abs(projected).max()
             # A space that the operator does not leave holds its eigenvectors exactly.
             if is_last or np.abs(leaving).max() <= 10 * eps * scale or is_done(projected, leaving):
                 break
-    return Krylov(basis[:used], projected, leaving, width)
+    return Krylov(jnp.concatenate(chunks)[: width * len(columns)], projected, leaving, width)
 
 
-def _assemble(columns: list[tuple[Array, Array]], width: int) -> tuple[np.ndarray, np.ndarray]:
+def _assemble(columns: list[tuple[Array, Array, Array]], width: int) -> tuple[np.ndarray, np.ndarray]:
     size = width * len(columns)
     projected = np.zeros((size, size))
-    for i, (coefficients, _) in enumerate(columns):
+    for i, (local, coefficients, rest) in enumerate(columns):
         stop = (i + 1) * width
-        # Below the band the coefficients are the rest of this step, by symmetry those of the next.
-        projected[:stop, i * width : stop] = np.asarray(coefficients, np.float64)[:stop]
-    for i, (_, rest) in enumerate(columns[:-1]):
-        rows = slice((i + 1) * width, (i + 2) * width)
-        projected[rows, i * width : (i + 1) * width] = np.asarray(rest, np.float64)
-    return (projected + projected.T) / 2, np.asarray(columns[-1][1], np.float64)
+        mine = slice(i * width, stop)
+        projected[:stop, mine] = np.asarray(coefficients, np.float64)[:stop]
+        known = np.asarray(local, np.float64)[max(0, width - i * width) :]
+        projected[stop - len(known) : stop, mine] += known
+        if stop < size:
+            projected[stop : stop + width, mine] = np.asarray(rest, np.float64)
+    return (projected + projected.T) / 2, np.asarray(columns[-1][2], np.float64)

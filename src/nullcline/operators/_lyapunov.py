@@ -21,7 +21,7 @@ def _moving(flow: Flow) -> tuple[Array, Array]:
 
 
 def lyapunov(
-    flow: Flow, count: int | None = None, *, warmup: int = 0, dt: float = 1.0
+    flow: Flow, count: int | None = None, *, warmup: int = 0, dt: int | float = 1.0
 ) -> Float[Array, "batch count"]:
     r"""Lyapunov exponents of each trial, by repeated QR decompositions.
 
@@ -108,7 +108,7 @@ class FiniteTimeExponents(eqx.Module):
     is_reliable: Array
 
 
-def finite_time_exponents(flow: Flow, *, dt: float = 1.0) -> FiniteTimeExponents:
+def finite_time_exponents(flow: Flow, *, dt: int | float = 1.0) -> FiniteTimeExponents:
     r"""Finite-time exponents :math:`\log \sigma_i(\Phi(T-1, -1)) / (T\, dt)`, hazelden2025 (39).
 
     They differ from the QR values of :func:`lyapunov` at finite T. The product of Jacobians resolves a spread
@@ -122,7 +122,7 @@ def finite_time_exponents(flow: Flow, *, dt: float = 1.0) -> FiniteTimeExponents
     return _finite_time(values, flow.states.shape[1], dt, "finite-time exponents")
 
 
-def consensus_exponents(flow: Flow, *, dt: float = 1.0) -> FiniteTimeExponents:
+def consensus_exponents(flow: Flow, *, dt: int | float = 1.0) -> FiniteTimeExponents:
     r"""Consensus exponents :math:`\log eig(\sum_b w_b \Phi_b \Phi_b^T) / (2 T\, dt)`, hazelden2025 (42).
 
     With the weights of the erratum to (41): identical trials give the exponents of one of them. A second
@@ -136,7 +136,7 @@ def consensus_exponents(flow: Flow, *, dt: float = 1.0) -> FiniteTimeExponents:
     return _finite_time(values, flow.states.shape[1], dt, "consensus exponents")
 
 
-def _finite_time(values: Array, time: int, dt: float, what: str) -> FiniteTimeExponents:
+def _finite_time(values: Array, time: int, dt: int | float, what: str) -> FiniteTimeExponents:
     eps = float(jnp.finfo(values.dtype).eps)
     logs = jnp.log(values)
     limit = 30.0 if values.dtype == jnp.float64 else 14.0

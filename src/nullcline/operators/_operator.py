@@ -183,7 +183,7 @@ class AbstractOperator(eqx.Module):
     def __neg__(self) -> "AbstractOperator":
         return (-1.0) * self
 
-    def __mul__(self, factor: float) -> "AbstractOperator":
+    def __mul__(self, factor: int | float) -> "AbstractOperator":
         return Scaled(self, float(factor))
 
     __rmul__ = __mul__
@@ -312,7 +312,7 @@ class Scaled(AbstractOperator):
     """A real multiple of an operator."""
 
     operator: AbstractOperator
-    factor: float = eqx.field(static=True)
+    factor: int | float = eqx.field(static=True)
 
     @property
     def in_space(self) -> Space:

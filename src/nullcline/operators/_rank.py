@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from . import _kernels
 from ._consensus import Consensus
 from ._krylov import expand
-from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv, whitened_rmv
+from ._operator import AbstractOperator, square_root, whitened_mv, whitened_rmv
 from ._parameter import ParameterOperator
-from ._spectrum import Spectrum, spectrum
+from ._spectrum import Spectrum, whole_spectrum
 
 
 class EffectiveRank(eqx.Module):
@@ -25,7 +25,7 @@ class EffectiveRank(eqx.Module):
     rank
         The number: whole if exact, fractional if interpolated or estimated.
     standard_error
-        Of an estimate; zero if exact.
+        Of an estimate; zero if exact, NaN (not known) for a consensus that was itself estimated by probes.
     total
         The true total: sum of ``values**power`` over the whole spectrum, exact or estimated.
     power, fraction
@@ -39,15 +39,15 @@ class EffectiveRank(eqx.Module):
     rank: Float[Array, ""]
     standard_error: Float[Array, ""]
     total: Float[Array, ""]
-    power: float = eqx.field(static=True)
-    fraction: float = eqx.field(static=True)
+    power: int | float = eqx.field(static=True)
+    fraction: int | float = eqx.field(static=True)
     kind: str = eqx.field(static=True)
     method: str = eqx.field(static=True)
 
     @property
     def is_exact(self) -> bool:
         """Whether no sampling went into it."""
-        return self.method != "quadrature"
+        return self.method not in ("quadrature", "probes")
 
     def __float__(self) -> float:
         return float(self.rank)
@@ -55,10 +55,10 @@ class EffectiveRank(eqx.Module):
 
 def effective_rank(
     operator: AbstractOperator | Spectrum | Consensus | Float[Array, "..."],
-    fraction: float = 0.95,
-    power: float | None = None,
+    fraction: int | float = 0.95,
+    power: int | float | None = None,
     *,
-    total: float | None = None,
+    total: int | float | None = None,
     interpolate: bool = False,
     method: str = "auto",
     probes: int = 6,
@@ -101,9 +101,10 @@ def effective_rank(
                 "`power=1` sums eigenvalues, which need an operator known to be positive semi-definite; for "
                 f"{type(operator).__name__} use `power=2` (squared singular values)."
             )
-        if method == "quadrature" or not _has_whole_spectrum(operator):
+        whole = None if method == "quadrature" else whole_spectrum(operator)
+        if whole is None:
             return _quadrature(operator, fraction, power, probes, steps, key)
-        operator = spectrum(operator)
+        operator = whole
     if isinstance(operator, Spectrum):
         kind, how = operator.kind, operator.method
         power = (1 if kind == "eigenvalues" else 2) if power is None else power
@@ -128,12 +129,16 @@ def effective_rank(
         if values.ndim != 1 or values.size == 0:
             raise ValueError(f"`operator` as an array must be a list of values, got shape {values.shape}.")
     rank, total = _count(np.asarray(values, np.float64), fraction, power, total, interpolate)
-    zero = jnp.zeros(())
-    return EffectiveRank(jnp.asarray(rank), zero, jnp.asarray(total), float(power), fraction, kind, how)
+    error = jnp.asarray(jnp.nan if how == "probes" else 0.0)
+    return EffectiveRank(jnp.asarray(rank), error, jnp.asarray(total), float(power), fraction, kind, how)
 
 
 def _count(
-    values: np.ndarray, fraction: float, power: float, total: float | None, interpolate: bool
+    values: np.ndarray,
+    fraction: int | float,
+    power: int | float,
+    total: int | float | None,
+    interpolate: bool,
 ) -> tuple[float, float]:
     if not np.all(np.isfinite(values)) or values.min() < 0:
         raise ValueError("Effective ranks need finite, nonnegative values.")
@@ -157,16 +162,8 @@ def _count(
     return k + (fraction - before) / (share[k] - before), total
 
 
-def _has_whole_spectrum(operator: AbstractOperator) -> bool:
-    if isinstance(operator, ParameterOperator) and _kernels.factored(operator) is not None:
-        return True
-    root = square_root(operator) if operator.is_psd else operator
-    sizes = [operator.out_space.size] if root is None else [root.in_space.size, root.out_space.size]
-    return min(sizes) <= DENSE_LIMIT
-
-
 def _quadrature(
-    operator: AbstractOperator, fraction: float, power: float, probes: int, steps: int, key: Any
+    operator: AbstractOperator, fraction: int | float, power: int | float, probes: int, steps: int, key: Any
 ) -> EffectiveRank:
     if probes < 2 or steps < 2:
         raise ValueError(f"An error bar needs at least 2 probes and 2 steps, got {probes} and {steps}.")
@@ -206,7 +203,9 @@ def _quadrature(
     )
 
 
-def _cross(nodes: np.ndarray, counts: np.ndarray, fraction: float, exponent: float) -> tuple[float, float]:
+def _cross(
+    nodes: np.ndarray, counts: np.ndarray, fraction: int | float, exponent: int | float
+) -> tuple[float, float]:
     """Number of eigenvalues above the level where their weighted sum reaches the fraction; the total."""
     order = np.argsort(-nodes)
     counts, weights = counts[order], counts[order] * nodes[order] ** exponent
@@ -227,7 +226,7 @@ class Estimate(eqx.Module):
 
 def total_variance(
     operator: AbstractOperator,
-    power: float | None = None,
+    power: int | float | None = None,
     *,
     probes: int = 32,
     key: PRNGKeyArray | None = None,
@@ -254,8 +253,9 @@ def total_variance(
     form = _kernels.factored(operator) if isinstance(operator, ParameterOperator) and power == 1 else None
     if form is not None:
         return Estimate(_kernels.trace(form), zero)
-    if _has_whole_spectrum(operator):
-        return Estimate(jnp.sum(spectrum(operator).values ** power), zero)
+    whole = whole_spectrum(operator)
+    if whole is not None:
+        return Estimate(jnp.sum(whole.values**power), zero)
     samples = _hutchinson(operator, power == 1, jr.split(jr.key(0) if key is None else key, probes))
     return Estimate(jnp.mean(samples), jnp.std(samples, ddof=1) / np.sqrt(probes))
 

@@ -70,7 +70,7 @@ def spectrum(
     *,
     method: str = "auto",
     with_modes: bool | None = None,
-    tolerance: float | None = None,
+    tolerance: int | float | None = None,
     max_basis: int | None = None,
     block: int | None = None,
     key: PRNGKeyArray | None = None,
@@ -90,7 +90,7 @@ def spectrum(
     with_modes
         Whether to return the modes and their residuals; by default where ``k`` is given.
     tolerance
-        Krylov only: largest residual, as a share of the largest value; by default 1e-8 (1e-4 in float32).
+        Krylov only: largest residual, as a share of the largest value; by default 1e-8 (1e-3 in float32).
     max_basis
         Krylov only: at most so many vectors are kept; ``4 k + 30`` by default.
     block
@@ -131,6 +131,20 @@ def spectrum(
             "`k`, or ask for `effective_rank`, which needs no whole spectrum."
         )
     return _by_krylov(operator, k, with_modes, tolerance, max_basis, block, key, dimension)
+
+
+def whole_spectrum(operator: AbstractOperator) -> Spectrum | None:
+    """All values, where they can be had exactly; else None."""
+    dimension = min(operator.out_space.size, operator.in_space.size)
+    if isinstance(operator, ParameterOperator):
+        form = _kernels.factored(operator)
+        if form is not None:
+            return _by_units(operator, form, None, False, dimension)
+    root = square_root(operator) if operator.is_psd else operator
+    sizes = [operator.out_space.size] if root is None else [root.in_space.size, root.out_space.size]
+    if min(sizes) > DENSE_LIMIT:
+        return None
+    return _by_matrix(operator, root, None, False, min(sizes), dimension)
 
 
 def _kind(operator: AbstractOperator) -> str:
@@ -218,7 +232,7 @@ def _by_krylov(
     operator: AbstractOperator,
     k: int,
     with_modes: bool,
-    tolerance: float | None,
+    tolerance: int | float | None,
     max_basis: int | None,
     block: int | None,
     key: Any,
@@ -226,7 +240,7 @@ def _by_krylov(
 ) -> Spectrum:
     size = operator.out_space.size
     if tolerance is None:
-        tolerance = 1e-8 if operator.out_space.dtype == jnp.float64 else 1e-4
+        tolerance = 1e-8 if operator.out_space.dtype == jnp.float64 else 1e-3
     if block is None:
         block = k if isinstance(operator, ParameterOperator) else 4 if operator.is_psd else 1
     block = min(block, size)

@@ -184,8 +184,32 @@ class UnitStructure(eqx.Module):
         return len(self.index[0])
 
 
+# How a step uses its weights is a property of its program: models of one structure and shape share it. Every
+# use of it is confirmed by numbers anew.
+_LAYOUTS: dict[Any, "_Layout | None"] = {}
+
+
 def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None:
     """The factored form of K, or None where the cell is not unit-local or its step cannot be read."""
+    arrays, static = eqx.partition(flow.model, eqx.is_array)
+    leaves, treedef = jax.tree.flatten(static)
+    sizes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays))
+    key = (names, treedef, tuple(leaves), sizes, flow.inputs.shape[2])
+    try:
+        layout = _LAYOUTS[key]
+    except KeyError:
+        layout = _LAYOUTS[key] = _find_layout(flow, names)
+    except TypeError:  # a cell with a leaf that cannot be hashed
+        layout = _find_layout(flow, names)
+    if layout is None:
+        return None
+    features, gains = _factors(flow, names, layout)
+    leaf_of = tuple((use.name, use.is_flipped) for use in layout.uses)
+    structure = UnitStructure(features, gains, layout.unit_of, layout.index, leaf_of)
+    return structure if _is_confirmed(flow, names, structure, layout.uses) else None
+
+
+def _find_layout(flow: "Flow", names: tuple[str, ...]) -> "_Layout | None":
     try:
         uses = _uses(flow, names)
     except NoStructureError:
@@ -193,20 +217,12 @@ def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None
     if len({(use.name, use.is_flipped) for use in uses}) != len({use.name for use in uses}):
         return None  # a matrix and its transpose in one step: rows of one are columns of the other
     pattern = _pattern(flow, names, uses)
-    if pattern is None:
-        return None
-    unit_of, index = pattern
-    layout = _Layout(tuple(use.rows for use in uses), unit_of, index)
-    features, gains = _factors(flow, names, layout)
-    structure = UnitStructure(
-        features, gains, unit_of, index, tuple((use.name, use.is_flipped) for use in uses)
-    )
-    return structure if _is_confirmed(flow, names, structure, uses) else None
+    return None if pattern is None else _Layout(tuple(uses), *pattern)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    rows: tuple[int, ...]
+    uses: tuple[Use, ...]
     unit_of: tuple[tuple[int, ...], ...]
     index: tuple[tuple[int, ...], ...]
 
@@ -283,7 +299,7 @@ def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[lis
     inputs = flow.inputs.reshape(len(before), -1)
 
     def one(z, x):
-        zeros = [jnp.zeros(rows, z.dtype) for rows in layout.rows]
+        zeros = [jnp.zeros(use.rows, z.dtype) for use in layout.uses]
         _, pull, features = jax.vjp(
             lambda eps: _evaluate(flow.model, names, z, x, eps)[:2], zeros, has_aux=True
         )
@@ -293,15 +309,17 @@ def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[lis
     return jax.vmap(one)(before, inputs)
 
 
-def _is_confirmed(flow: "Flow", names: tuple[str, ...], structure: UnitStructure, uses: list[Use]) -> bool:
+def _is_confirmed(
+    flow: "Flow", names: tuple[str, ...], structure: UnitStructure, uses: tuple[Use, ...]
+) -> bool:
     """Compare G* of the factored form with the matrix-free one on a random trajectory."""
     q = jr.normal(jr.key(0), flow.states.shape, flow.states.dtype)
-    ours, theirs = _both_adjoints(flow, names, structure, tuple(uses), q)
+    ours, theirs = _both_adjoints(flow, names, structure, uses, q)
     eps = float(jnp.finfo(flow.states.dtype).eps)
     worst = max(float(jnp.max(jnp.abs(theirs[name] - ours[name]))) for name in names)
     size = max(float(jnp.max(jnp.abs(theirs[name]))) for name in names)
     # Both are sums over the same rows in another order.
-    return worst <= 100 * eps * np.sqrt(len(flow.states[0]) * len(flow.states)) * size
+    return bool(worst <= 100 * eps * np.sqrt(len(flow.states[0]) * len(flow.states)) * size)
 
 
 @eqx.filter_jit

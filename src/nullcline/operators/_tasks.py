@@ -80,9 +80,8 @@ def interference(
     sizes = jnp.sqrt(jnp.stack([jnp.diagonal(within[i]) for i in range(len(tasks))]))
     for j, i in np.argwhere(~(np.asarray(sizes.T) > 0)):
         raise ValueError(
-            f"The error of task {tasks[j]!r} does not change the states of task {tasks[i]!r} (zero change): "
-            "cosines are not "
-            "defined. Check its targets and mask."
+            f"The error of task {tasks[j].item()!r} does not change the states of task {tasks[i].item()!r} "
+            "(zero change): cosines are not defined. Check its targets and mask."
         )
     cosines = jnp.stack([within[i, i] for i in range(len(tasks))]) / (own[:, None] * sizes)
     lengths = jnp.sqrt(jnp.diagonal(gram))
