@@ -5,7 +5,10 @@ Notation of schuessler2020: :math:`\beta = 1/(1-g^2)`, :math:`\tau` = learning r
 returns the raw polynomial; :func:`beyond_expansion` says where it is no longer to be trusted.
 """
 
+import functools
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -122,7 +125,11 @@ def change_factors(
     falls as :math:`N^{-1/2}`.
     """
     require_network(w0, m, w)
-    tt, target, beta = _prepare(tau, target, g)
+    return _factors(*_prepare(tau, target, g), w0, m, w)
+
+
+@jax.jit
+def _factors(tt: Array, target: Array, beta: Array, w0: Array, m: Array, w: Array) -> tuple[Array, Array]:
     # The change stays the same when both the target and the readout vector change sign.
     w = jnp.where(target < 0, -w, w)
     target = jnp.abs(target)
@@ -191,7 +198,11 @@ def traces(g: float | Float[Array, "*gains"], order: int = 4) -> Traces:
     require_gain(g)
     if order < 1:
         raise ValueError(f"`order` must be at least 1, got {order}.")
-    g = jnp.asarray(g, dtype=float) if isinstance(g, float | int) else g
+    return _traces(jnp.asarray(g, dtype=float) if isinstance(g, float | int) else g, order)
+
+
+@functools.partial(jax.jit, static_argnames="order")
+def _traces(g: Array, order: int) -> Traces:
     g2 = g**2
     zero, one = jnp.zeros_like(g2), jnp.ones_like(g2)
 

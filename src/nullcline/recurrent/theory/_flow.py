@@ -286,6 +286,92 @@ def _at_sigma(solution: Solution, sigma: Array) -> Point:
     return at_sigma(solution, sigma)
 
 
+def _check_threshold(fraction: float, relative_to: str, target: Scalar | None) -> None:
+    require_fraction(fraction)
+    if relative_to not in ("initial", "target"):
+        raise ValueError(f'`relative_to` must be "initial" or "target", got {relative_to!r}.')
+    if relative_to == "target" and target is not None and not is_traced(target) and float(target) == 0:
+        raise ValueError("`target` must not be 0 when the loss is measured by it; use the initial loss.")
+
+
+def _threshold(solution: Solution, fraction: float, relative_to: str, target: Scalar | None) -> Array:
+    """Progress at which the loss has fallen to the fraction; 0 if it starts below."""
+    dtype = solution.error.dtype
+    sigma = -jnp.log(jnp.asarray(fraction, dtype)) / 2
+    if relative_to == "target" and target is not None:
+        sigma = sigma + jnp.log(jnp.abs(solution.error / jnp.asarray(target, dtype)))
+    return jnp.maximum(sigma, 0.0)
+
+
+class Learning(eqx.Module):
+    """How long one network learns and how much it changes, from one flow.
+
+    Attributes
+    ----------
+    time
+        Learning time to the fraction of the loss, as :func:`learning_time` gives it.
+    gradient
+        Norm of the gradient, averaged over that time; NaN if the time is 0.
+    change_norm
+        Frobenius norm of the converged change.
+    critical_step
+        Largest stable learning rate at convergence.
+    core, left, right
+        The converged change is ``left @ core @ right.T``.
+    status
+        Whether to trust all this.
+    """
+
+    time: Float[Array, ""]
+    gradient: Float[Array, ""]
+    change_norm: Float[Array, ""]
+    critical_step: Float[Array, ""]
+    core: Float[Array, "rank rank"]
+    left: Float[Array, "n rank"]
+    right: Float[Array, "n rank"]
+    status: FlowStatus
+
+    @property
+    def change(self) -> Float[Array, "n n"]:
+        """The converged weight change, N × N; formed when asked for."""
+        return self.left @ self.core @ self.right.T
+
+
+def learning(
+    w0: Float[Array, "n n"],
+    m: Float[Array, " n"],
+    w: Float[Array, " n"],
+    target: Scalar,
+    fraction: float = 0.05,
+    *,
+    relative_to: Literal["initial", "target"] = "initial",
+    rank: int = 12,
+) -> Learning:
+    """Learning time, average gradient, converged change and critical step of a network, from one flow.
+
+    The quantities of schuessler2020, Fig. 4, without the expansion; the arguments are those of
+    :func:`learning_time`.
+    """
+    _check_threshold(fraction, relative_to, target)
+    check_rank(rank)
+    require_finite(target=target)
+    require_network(w0, m, w)
+    target = jnp.asarray(target, common_dtype(w0, m, w))
+    solution, gap, left, right = reduced_flow(w0, m, w, target, rank)
+    there = _at_sigma(solution, _threshold(solution, fraction, relative_to, target))
+    change = end(solution).change
+    return Learning(
+        there.tau,
+        there.path / there.tau,
+        jnp.linalg.norm(change),
+        stable_step(solution),
+        change,
+        left,
+        right,
+        _status(solution, gap),
+    )
+
+
 def learning_time(
     w0: Float[Array, "n n"] | None = None,
     m: Float[Array, " n"] | None = None,
@@ -318,16 +404,9 @@ def learning_time(
     rank
         Size of the basis, or number of nodes, as in :func:`exact_flow` and :func:`infinite_width_flow`.
     """
-    require_fraction(fraction)
-    if relative_to not in ("initial", "target"):
-        raise ValueError(f'`relative_to` must be "initial" or "target", got {relative_to!r}.')
-    if relative_to == "target" and target is not None and not is_traced(target) and float(target) == 0:
-        raise ValueError("`target` must not be 0 when the loss is measured by it; use the initial loss.")
+    _check_threshold(fraction, relative_to, target)
     solution = _solution(w0, m, w, target, g, rank)
-    sigma = -jnp.log(jnp.asarray(fraction, solution.error.dtype)) / 2
-    if relative_to == "target":
-        sigma = sigma + jnp.log(jnp.abs(solution.error / jnp.asarray(target, solution.error.dtype)))
-    return _at_sigma(solution, jnp.maximum(sigma, 0.0)).tau
+    return _at_sigma(solution, _threshold(solution, fraction, relative_to, target)).tau
 
 
 def critical_step(

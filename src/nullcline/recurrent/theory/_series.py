@@ -1,6 +1,9 @@
 """Power series, to any order, of the learning of a linear RNN with given weights."""
 
+import functools
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import lu_factor, lu_solve
 from jaxtyping import Array, Float
@@ -42,7 +45,12 @@ def series(
         raise ValueError(f"`order` must be at least 0, got {order}.")
     require_finite(target=target)
     require_network(w0, m, w)
-    dtype = common_dtype(w0, m, w)
+    return _coefficients(w0, m, w, jnp.asarray(target, common_dtype(w0, m, w)), order)
+
+
+@functools.partial(jax.jit, static_argnames="order")
+def _coefficients(w0: Array, m: Array, w: Array, target: Array, order: int) -> Series:
+    dtype = w0.dtype
     x = lu_factor(jnp.eye(w0.shape[0], dtype=dtype) - w0)
     change = [jnp.zeros_like(w0)]
     q, p, z, error = [], [], [], []
@@ -50,9 +58,11 @@ def series(
         right = sum((change[j] @ q[k - j] for j in range(1, k + 1)), m if k == 0 else jnp.zeros_like(m))
         left = sum((change[j].T @ p[k - j] for j in range(1, k + 1)), w if k == 0 else jnp.zeros_like(w))
         q.append(lu_solve(x, right))
+        # Two independent batched LAPACK calls can block one another: the second waits for the first.
+        left, q[k] = jax.lax.optimization_barrier((left, q[k]))
         p.append(lu_solve(x, left, trans=1))
         z.append(w @ q[k])
-        error.append((jnp.asarray(target, dtype) if k == 0 else 0.0) - z[k])
+        error.append((target if k == 0 else 0.0) - z[k])
         # sum over a + b + c = k of e_a p_b q_c^T: the inner sum over a first, then outer products.
         weighted = [sum((error[a] * p[b - a] for a in range(b + 1)), jnp.zeros_like(w)) for b in range(k + 1)]
         outer = jnp.stack(weighted, axis=1) @ jnp.stack(q[::-1], axis=0)
