@@ -52,7 +52,8 @@ def task_basis(
     v = vt.T
     # The rounding floor of the SVD: a singular value below it is a zero of a rank-deficient task.
     s = jnp.where(s <= max(n_in, n_out) * jnp.finfo(s.dtype).eps * s[0], 0, s)
-    a = jnp.abs(lam) / 2
+    # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.
+    a = jnp.where(lam >= 0, lam, -lam) / 2
     # Guarded twice, so that derivatives are finite at s = λ = 0 as well.
     is_zero = (s == 0) & (lam == 0)
     rate = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, a**2 + s**2)))

@@ -83,7 +83,8 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     column_size = jnp.max(jnp.abs(transform), axis=0)
     # Entries that are rounding noise of an exact zero: left alone they would grow and escape a saddle.
     noise = 64 * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
-    reduced = jnp.where(jnp.abs(reduced) <= noise, 0, reduced)
+    # Subtracted, not replaced: derivatives of such entries need not vanish (λ = 0 has some).
+    reduced = reduced - jax.lax.stop_gradient(jnp.where(jnp.abs(reduced) <= noise, reduced, 0))
     # Pivot rows are unit rows exactly.
     unit = jnp.eye(hidden, dtype=rows.dtype)
     slot = (
@@ -127,7 +128,8 @@ def factors(
     limit = jnp.log(jnp.finfo(basis.up.dtype).max) - 4
     same = basis.grows[:, None].astype(base.dtype) - column_grows[None, :].astype(base.dtype)
     exponent = same * base + (rest[:, None] - column_rest[None, :])
-    up = jnp.where(chart.up == 0, 0, jnp.exp(jnp.minimum(exponent, limit)) * chart.up)
+    cap = jnp.where(chart.up == 0, 0.2 * limit, limit).astype(exponent.dtype)
+    up = jnp.exp(jnp.minimum(exponent, cap)) * chart.up
     column = jnp.exp(-(jnp.where(column_grows, base, 0) + column_rest))
     # Kept, not recomputed: XLA would otherwise repeat the exponentials in each of the products below.
     up, column = jax.lax.optimization_barrier((up, column))

@@ -89,7 +89,7 @@ def exact_flow(
     leaves = (w1, w2, task.x, task.y, task.correlation, times)
     blocks = min(times.shape[0], _BLOCKS_UNDER_TRACE)
     if is_concrete(*leaves, lam, tau):
-        rate, clock = _check_values(network, task, times, tau, lam)
+        rate, clock = _check_values(network, task, tau, lam, tolerance)
         blocks = _count_blocks(np.asarray(times), rate * clock)
     arguments = (w1, w2, (task.x, task.y, task.correlation), times, tau, lam, tolerance)
     g1, g2, v, u, status = _solve(*arguments, task.is_isotropic, blocks)
@@ -131,8 +131,9 @@ def _solve(w1, w2, data, times, tau, lam, tolerance, is_isotropic, blocks):
     noise = 16 * tolerance * (jnp.sum(w1t**2) + jnp.sum(w2**2))
     seen = jnp.where(jnp.abs(seen) <= noise, seen - jax.lax.stop_gradient(seen), seen)
     lam = seen if lam is None else jnp.asarray(lam, dtype)
-    is_balanced = (residual <= balance_tolerance(dtype)) & (
-        jnp.abs(lam - seen) <= balance_tolerance(dtype) * jnp.maximum(1, jnp.sum(w1t**2) + jnp.sum(w2**2))
+    allowed = jnp.maximum(balance_tolerance(dtype), 10 * tolerance)
+    is_balanced = (residual <= allowed) & (
+        jnp.abs(lam - seen) <= allowed * jnp.maximum(1, jnp.sum(w1t**2) + jnp.sum(w2**2))
     )
     status = jnp.where((status == OK) & ~is_balanced, UNBALANCED, status)
 
@@ -160,7 +161,7 @@ def _solve(w1, w2, data, times, tau, lam, tolerance, is_isotropic, blocks):
     return g1 + nan, g2 + nan, basis.v, basis.u, status
 
 
-def _check_values(network: Network, task: Task, times: Array, tau, lam) -> tuple[float, float]:
+def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> tuple[float, float]:
     """Raise on weights that are not balanced; return the fastest rate and the speed of the clock."""
     w1, w2 = np.asarray(network.w1), np.asarray(network.w2)
     kappa = 1.0
@@ -188,7 +189,7 @@ def _check_values(network: Network, task: Task, times: Array, tau, lam) -> tuple
     # ‖QD − λQ‖² = ⟨D − λ, QᵀQ (D − λ)⟩, from matrices of hidden size alone, loses digits: use Q itself.
     gap = np.sqrt(_norm2(w1.T @ d - seen * w1.T) + _norm2(w2 @ d - seen * w2))
     residual = gap / (np.sqrt(total) * top) if total > 0 else 0.0
-    bound = balance_tolerance(w1.dtype)
+    bound = max(balance_tolerance(w1.dtype), 10 * tolerance)
     if residual > bound:
         raise ValueError(
             f"`network` is not λ-balanced: the best λ is {seen:.6g} (tr(D)/n_hidden = "

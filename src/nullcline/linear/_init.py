@@ -148,9 +148,11 @@ def balanced_strengths(
 ) -> tuple[Float[Array, " modes"], Float[Array, " modes"]]:
     r"""Strengths of a mode in both layers: :math:`s_2^2 - s_1^2 = \lambda`, :math:`s_1s_2 = a`."""
     size = jnp.abs(a)
+    # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.
+    size_of_lam = jnp.where(lam >= 0, lam, -lam)
     # The larger strength has no cancellation; the smaller follows from the product, never from a difference.
     root = jnp.where((lam == 0) & (size == 0), 1, lam**2 + 4 * size**2)
-    square = jnp.where((lam == 0) & (size == 0), 0, (jnp.sqrt(root) + jnp.abs(lam)) / 2)
+    square = jnp.where((lam == 0) & (size == 0), 0, (jnp.sqrt(root) + size_of_lam) / 2)
     big = jnp.sqrt(jnp.where(square > 0, square, 1))
     small = jnp.where(square > 0, size / big, 0)
     big = jnp.where(square > 0, big, 0)
