@@ -14,7 +14,7 @@ copyright = author
 version = release = __version__
 
 extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build", "generated"]
+exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"nullcline {release}"

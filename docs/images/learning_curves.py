@@ -25,7 +25,9 @@ def draw_losses(ax):
         exact = linear.exact_flow(network, task, times)
         ax.plot(times, linear.loss(exact, task), color=color, lw=1, label=f"λ = {lam:g}")
     ax.set(xscale="log", xlabel="training time", ylabel="loss")
-    ax.legend(title="lines exact, dots descent", frameon=False)
+    ax.legend(
+        title="lines exact, dots descent", title_fontsize=6, fontsize=6, frameon=False, loc="upper right"
+    )
 
 
 def draw_kernels(ax):

@@ -62,8 +62,9 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
     Raises
     ------
     ValueError
-        If the state depends on more than λ and the rank: some, but not all, unused directions keep |λ|, or
-        the approximation cuts through equal singular values. ``limit`` gives the state of a given network.
+        If the state depends on more than λ and the rank: some, but not all, unused directions keep their
+        strength, or the approximation cuts through equal singular values. ``limit`` gives the state of a
+        given network.
 
     Notes
     -----
