@@ -64,8 +64,8 @@ class EscapeTime(Study):
             ax.semilogx(data.scale, one.escape, "o-", ms=3.5, color=color, label=f"mask and start {seed}")
             ax.axhline(float(one.constant), color=color, ls="--", lw=0.8)
         ax.plot([], [], "--", color=GREY, label="C, linearized theory")
-        ax.set(xlabel="initial scale σ", ylabel="σ × escape time")
-        ax.legend()
+        ax.set(xlabel="initial scale σ", ylabel="σ × escape time", ylim=(0, 1.6 * float(data.constant.max())))
+        ax.legend(loc="upper right")
         return fig
 
     def claims(self, data) -> Iterator[Claim]:
@@ -132,7 +132,8 @@ class BlockEscape(Study):
             axes[0].semilogx(
                 data.scale, data.escape.sel(seed=seed), "o-", ms=3.5, color=color, label=f"{seed}"
             )
-        axes[0].set(xlabel="initial scale σ", ylabel="σ × time to train loss 1/4", ylim=(0, None))
+        axes[0].set(xlabel="initial scale σ", ylabel="σ × time to train loss 1/4")
+        axes[0].set_ylim(0, 1.1 * float(data.escape.max()))
         axes[0].legend(title="mask and start")
         for k, (name, color) in enumerate(zip("asb", PALETTE, strict=False)):
             axes[1].semilogy(data.time, data.flow.isel(weight=k), color=color, lw=2.5, alpha=0.45, label=name)

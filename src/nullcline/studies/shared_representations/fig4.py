@@ -75,8 +75,8 @@ class Resistance(Study):
             xlabel="effective resistance R of the pair",
             ylabel=r"pair loss / ($T\times$ train loss)",
             ylim=(1e-4, None),
-            title=f"{missed} of {data.converged.size} runs not converged, left out",
         )
+        ax.set_title(f"{missed} of {data.converged.size} runs not converged, left out", fontsize=8)
         ax.legend(loc="lower right", markerscale=3)
         return fig
 
