@@ -45,7 +45,7 @@ def timed(function):
 
 
 def main(points: int) -> int:
-    out = Path(tempfile.mkdtemp(prefix="bench-", dir=Path.cwd()))
+    out = Path(tempfile.mkdtemp(prefix="bench-engine-"))
     study = Trivial()
     half, whole = {"seed": range(points // 4)}, {"seed": range(points // 2)}
     try:
