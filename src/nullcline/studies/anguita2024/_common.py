@@ -189,7 +189,7 @@ def draw_dynamics(data: "xr.Dataset", inputs: int) -> "Figure":
         ax.set_title(title)
     for ax in axes[-1]:
         ax.set_xlabel("training step")
-    axes[0, 0].plot([], [], color=PALETTE[0], lw=1.6, label="gradient descent")
+    axes[0, 0].plot([], [], color=PALETTE[0], lw=1.6, label="gradient descent (one color per entry)")
     axes[0, 0].plot([], [], color=BLACK, ls=":", lw=1.1, label="exact solution")
-    axes[0, 0].legend(loc="best")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig

@@ -31,6 +31,7 @@ class AlignedModes(Study):
         "quick": Grid(lam=[0.5, -0.5], steps=1000, seed=0),
         "paper": Grid(lam=[0.5, -0.5], steps=1000, seed=range(5)),
     }
+    expected = {"quick": 5, "paper": 12}
 
     def compute(self, lam, steps, seed):
         u_key, v_key, key = jr.split(jr.key(seed), 3)

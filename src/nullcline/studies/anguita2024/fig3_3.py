@@ -33,6 +33,7 @@ class Dynamics(Study):
         "quick": Grid(lam=LAMBDAS, steps=50_000, seed=range(3)),
         "paper": Grid(lam=LAMBDAS, steps=50_000, seed=range(10)),
     }
+    expected = {"quick": 9, "paper": 12}
     vectorized = ("lam", "seed")
 
     def compute(self, lam, steps, seed):

@@ -20,6 +20,7 @@ class DeviationByLearningRate(Study):
             width=[5, 10, 15, 20, 25], rate=np.geomspace(1e-4, 1e-2, 9), lam=3.0, steps=200, seed=range(40)
         ),
     }
+    expected = {"quick": 33, "paper": 90}
     vectorized = ("rate", "seed")
 
     def compute(self, width, rate, lam, steps, seed):

@@ -20,6 +20,7 @@ class DeviationByBalance(Study):
             width=[3, 5, 10, 20], lam=np.geomspace(0.01, 100, 13), rate=1e-4, steps=200, seed=range(40)
         ),
     }
+    expected = {"quick": 10, "paper": 40}
     vectorized = ("lam", "seed")
 
     def compute(self, width, lam, rate, steps, seed):

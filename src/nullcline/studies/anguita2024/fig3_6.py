@@ -20,6 +20,7 @@ class DeviationAtRealRate(Study):
             width=[5, 10, 15, 20], lam=np.linspace(50, 200, 11), real_rate=0.01, steps=200, seed=range(40)
         ),
     }
+    expected = {"quick": 3, "paper": 30}
     vectorized = ("lam", "seed")
 
     def compute(self, width, lam, real_rate, steps, seed):
