@@ -8,20 +8,6 @@ import pytest
 
 from nullcline import operators
 
-# Tests compile much and compute little: a quick compiler is worth more than fast code.
-_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-def quick_jit(function):
-    """Like ``equinox.filter_jit``, compiled without optimisations."""
-
-    def call(*args):
-        arrays, static = eqx.partition(args, eqx.is_array)
-        return jax.jit(lambda a: function(*eqx.combine(a, static)), compiler_options=_OPTIONS)(arrays)
-
-    return call
-
-
 BATCH, TIME, INPUTS, HIDDEN, OUTPUTS = 3, 5, 2, 4, 2
 
 

@@ -79,7 +79,7 @@ def reference(name):
     )
 
 
-@cells.quick_jit
+@eqx.filter_jit
 def _jacobians(cell, inputs, weights, targets, mask, etas):
     params, rest = eqx.partition(cell, eqx.is_inexact_array)
     theta, unravel = ravel_pytree(params)

@@ -1,6 +1,7 @@
 """Action, adjoint and composition of K and P against dense matrices from automatic differentiation."""
 
 import cells
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,7 +20,7 @@ def close(actual, expected, rtol=1e-13):
     )
 
 
-@cells.quick_jit
+@eqx.filter_jit
 def matrices(flow, targets, mask):
     """All operators column by column, in one program: operators are pytrees."""
 
@@ -105,6 +106,7 @@ def test_identities_of_the_inner_product(key):
     close(K.whitened(), K.whitened().T)
 
 
+@pytest.mark.slow
 def test_trained_readout_adds_the_kernel_of_its_features():
     flow = cells.flow_of("lstm")
     h = np.asarray(flow.states[:, :, : cells.HIDDEN]).reshape(-1, cells.HIDDEN)
@@ -131,6 +133,7 @@ def test_terms_add_up(name, key):
     close(whole.dense(), K.dense())
 
 
+@pytest.mark.slow
 def test_preconditioner_scales_the_terms():
     flow = cells.flow_of("rate")
     terms = flow.parameter_operator.terms
@@ -192,6 +195,7 @@ def test_linear_cell_propagates_its_inputs(key):
     assert not P[1, 5, :, 0].any() and not P[0, 2, :, 0, 3].any()
 
 
+@pytest.mark.slow
 def test_flow_is_traceable_and_follows_float32():
     cell = cells.make("gru")
     x = cells.inputs_for(jr.key(1))

@@ -83,6 +83,7 @@ def test_a_constant_map_forgets_everything():
         operators.volterra_form(flow)
 
 
+@pytest.mark.slow
 def test_identical_trials_have_the_consensus_of_one():
     x = jnp.repeat(cells.inputs_for(jr.key(4), 1, 4), 3, axis=0)
     for name in ("torch_rnn", "gru"):

@@ -11,6 +11,7 @@ from nullcline import operators
 from nullcline.operators import _krylov
 
 EPS = np.finfo(float).eps
+SLOW = pytest.mark.slow
 
 
 def close(actual, expected, rtol=1e-13):
@@ -74,7 +75,9 @@ def lstm_kernel(flow, cell):
 KERNELS = {"rate": rate_kernel, "torch_rnn": torch_rnn_kernel, "gru": gru_kernel, "lstm": lstm_kernel}
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name", ["rate", "gru", *(pytest.param(n, marks=SLOW) for n in ("torch_rnn", "lstm"))]
+)
 def test_kernel_over_trials_and_times_is_the_closed_form(name):
     flow = cells.flow_of(name)
     root = np.sqrt(np.repeat(np.asarray(cells.WEIGHTS), cells.TIME))
@@ -87,7 +90,9 @@ def test_kernel_over_trials_and_times_is_the_closed_form(name):
     close(operators.consensus(flow.parameter_operator, ("batch", "hidden")).matrix, over_time)
 
 
-@pytest.mark.parametrize("name", ["rate", "lstm", "twice_local", "tied"])
+@pytest.mark.parametrize(
+    "name", ["rate", "tied", pytest.param("lstm", marks=SLOW), pytest.param("twice_local", marks=SLOW)]
+)
 def test_whole_spectrum_of_k(name):
     flow, ref = cells.flow_of(name), reference(name)
     K = flow.parameter_operator
@@ -140,7 +145,9 @@ def test_an_unfinished_krylov_space_says_so():
     assert not np.all(found.is_converged)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("torch_rnn", 4), ("gru", 12), ("rate", 1)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("torch_rnn", 4), pytest.param("gru", 12, marks=SLOW), ("rate", 1)]
+)
 def test_bias_has_one_feature_but_a_kernel_of_higher_rank(name, expected):
     # hazelden2025 Theorem 1 (3) holds for constant sensitivities only: the rate network. Elsewhere a bias,
     # with its one constant feature, has a kernel of rank H (RNN) and 3 H (GRU).
@@ -149,6 +156,7 @@ def test_bias_has_one_feature_but_a_kernel_of_higher_rank(name, expected):
     assert rank(operators.consensus(term).matrix) == expected
 
 
+@pytest.mark.slow
 def test_lstm_bias_kernel_has_rank_seven_h():
     flow = cells.flow_of("lstm", jnp.full(8, 1 / 8), batch=8, time=6)
     matrix = operators.consensus(flow.parameter_operator.terms["b_hh"]).matrix
@@ -236,9 +244,8 @@ def _partial(matrix, shape, letters):
     return np.einsum(letters, matrix.reshape(*shape, *shape))
 
 
-@pytest.mark.parametrize("name", ["gru"])
-def test_consensus_over_every_set_of_axes(name):
-    flow, ref = cells.flow_of(name), reference(name)
+def test_consensus_over_every_set_of_axes():
+    flow, ref = cells.flow_of("gru"), reference("gru")
     shape = flow.states.shape
     B, T, S = shape
     P, K = flow.propagator, flow.parameter_operator
@@ -263,6 +270,7 @@ def test_consensus_over_every_set_of_axes(name):
     close(duplicate.matrix, operators.consensus(K, ("hidden",)).matrix, 1e-12)
 
 
+@pytest.mark.slow
 def test_three_kinds_agree_for_products_with_the_identity():
     # F = a z + W x: P is (running sums of powers of a) times I, K is a kernel times I.
     x = jr.normal(jr.key(0), (2, 5, 3))
@@ -275,6 +283,7 @@ def test_three_kinds_agree_for_products_with_the_identity():
             close(one.values, found[0].values, 1e-7)  # square roots of eigenvalues keep half the digits
 
 
+@pytest.mark.slow
 def test_trace_and_gram_do_not_depend_on_the_hidden_basis_but_duplicate_does(key):
     cell = cells.make("rate")
     turn = jnp.linalg.qr(jr.normal(key, (cells.HIDDEN, cells.HIDDEN)))[0]
@@ -299,6 +308,7 @@ def test_trace_and_gram_do_not_depend_on_the_hidden_basis_but_duplicate_does(key
     assert np.max(np.abs(values["duplicate"][1] / values["duplicate"][0] - 1)) > 0.05
 
 
+@pytest.mark.slow
 def test_recursions_and_probes_of_p(monkeypatch):
     flow, ref = cells.flow_of("lstm"), reference("lstm")
     P, K = flow.propagator, flow.parameter_operator

@@ -68,6 +68,7 @@ def test_gradient_cosine_is_the_normalised_bilinear_form(dense):
     np.testing.assert_allclose(found, form / np.outer(size, size), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_states_of_paired_tasks_are_compared_trial_by_trial():
     flow = cells.flow_of("gru", jnp.full(4, 0.25), batch=4)
     z = np.asarray(flow.states)
@@ -128,6 +129,7 @@ def test_rayleigh_quotient_of_the_adjoint_is_the_gradient(dense):
         operators.rayleigh(flow.parameter_operator, jnp.zeros_like(adjoint))
 
 
+@pytest.mark.slow
 def test_misdirection_against_dense_matrices(dense, monkeypatch):
     flow, targets, mask, *_, ref = dense
     ours = ref.whiten(ref.gram(ref.unrolled))

@@ -175,7 +175,7 @@ class Flow(eqx.Module):
             weights=self.weights[trials],
             trials=whole[trials],
         )
-        return dataclasses.replace(some, slopes=slopes(some.model, some.states_before, some.inputs))
+        return dataclasses.replace(some, slopes=_slopes(some))
 
     def check_targets(self, targets: Any, mask: Any) -> None:
         """Refuse targets or masks that do not fit."""
@@ -287,17 +287,14 @@ def linearize(
     The flow. A trajectory that is not finite is refused, with the trial and the step where it left.
     """
     inputs = _check_inputs(inputs)
-    batch = inputs.shape[0]
-    single, states = _initial(cell, params, initial_state, batch)
+    single, states = _initial(cell, params, initial_state, inputs.shape[0])
     model = as_model(cell, single, inputs[0, 0], params, readout, trainable)
-    start = jax.vmap(model.flatten)(states)
-    weights = _check_weights(weights, batch, start.dtype)
-    _check_purity(model, start, inputs)
-    z = _rollout(model, inputs, start)
-    before = jnp.concatenate([start[:, None], z[:, :-1]], axis=1)
-    flow = Flow(model, inputs, start, z, weights, slopes(model, before, inputs), z, None)
-    if is_concrete(flow.states, flow.model.params):
-        _check_finite(flow)
+    _check_purity(model, single, inputs[0, 0])
+    start, z, tangents, probe = _prepare(model, inputs, single if states is None else states, states is None)
+    weights = _check_weights(weights, inputs.shape[0], z.dtype)
+    flow = Flow(model, inputs, start, z, weights, tangents, z, None)
+    if is_concrete(z, model.params):
+        _check_finite(flow, probe)
     return flow
 
 
@@ -314,30 +311,24 @@ def _check_inputs(inputs: Any) -> Array:
 
 
 def _initial(cell: Any, params: Any, initial_state: Any, batch: int) -> tuple[Any, Any]:
-    """One state as a template, and a state per trial."""
+    """One state as a template, and a state per trial, or None where all start from the template."""
     if initial_state is None:
         if params is not None or not callable(getattr(cell, "initial_state", None)):
             raise ValueError(
                 "`initial_state` is needed: this model has no method `initial_state()`. Pass one state for "
-                "all trials, "
-                "or one per trial with a leading axis of length batch."
+                "all trials, or one per trial with a leading axis of length batch."
             )
-        single = cell.initial_state()
-        return single, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape)), single)
+        return cell.initial_state(), None
     initial_state = jax.tree.map(jnp.asarray, initial_state)
     leaves = jax.tree.leaves(initial_state)
     own = getattr(cell, "initial_state", None) if params is None else None
-    if callable(own):
-        ndims = [jnp.ndim(leaf) for leaf in jax.tree.leaves(jax.eval_shape(own))]
-    else:
-        ndims = [1] * len(leaves)
-    if all(leaf.ndim == ndim for leaf, ndim in zip(leaves, ndims, strict=False)) and len(leaves) == len(
-        ndims
-    ):
-        return initial_state, jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape)), initial_state
-        )
-    if leaves and all(leaf.ndim == ndim + 1 for leaf, ndim in zip(leaves, ndims, strict=False)):
+    ndims = (
+        [leaf.ndim for leaf in jax.tree.leaves(jax.eval_shape(own))] if callable(own) else [1] * len(leaves)
+    )
+    extra = {leaf.ndim - ndim for leaf, ndim in zip(leaves, ndims, strict=False)}
+    if extra == {0} and len(leaves) == len(ndims):
+        return initial_state, None
+    if extra == {1}:
         sizes = sorted({leaf.shape[0] for leaf in leaves})
         if sizes == [batch]:
             return jax.tree.map(lambda leaf: leaf[0], initial_state), initial_state
@@ -350,7 +341,7 @@ def _initial(cell: Any, params: Any, initial_state: Any, batch: int) -> tuple[An
 
 def _check_weights(weights: Any, batch: int, dtype: Any) -> Array:
     if weights is None:
-        return jnp.full(batch, 1 / batch, dtype)
+        return jnp.asarray(np.full(batch, 1 / batch), dtype)
     weights = jnp.asarray(weights, dtype)
     if weights.shape != (batch,):
         raise ValueError(f"`weights` must have one entry per trial, shape ({batch},), got {weights.shape}.")
@@ -363,12 +354,13 @@ def _check_weights(weights: Any, batch: int, dtype: Any) -> Array:
     return weights
 
 
-def _check_purity(model: Model, start: Array, inputs: Array) -> None:
+def _check_purity(model: Model, state: Any, x: Array) -> None:
     """Trace the step twice: a memory or a random number outside the arguments gives two programs."""
-    programs = [jax.make_jaxpr(model.step)({}, start[0], inputs[0, 0]) for _ in range(2)]
+    z = jax.eval_shape(model.flatten, state)
+    programs = [jax.make_jaxpr(model.step)(model.params, z, x) for _ in range(2)]
     texts = {re.sub("0x[0-9a-f]+", "", str(program.jaxpr)) for program in programs}
-    constants = [[const for const in program.consts if is_concrete(const)] for program in programs]
-    is_same = all(np.array_equal(a, b) for a, b in zip(*constants, strict=False))
+    constants = [[np.asarray(c) for c in program.consts if _is_plain(c)] for program in programs]
+    is_same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*constants, strict=False))
     if len(texts) > 1 or not is_same:
         raise ValueError(
             "The step gives different results for the same arguments: it keeps state of its own or draws "
@@ -376,26 +368,31 @@ def _check_purity(model: Model, start: Array, inputs: Array) -> None:
         )
 
 
-def _check_finite(flow: Flow) -> None:
+def _is_plain(constant: Any) -> bool:
+    return is_concrete(constant) and eqx.is_inexact_array_like(constant)
+
+
+def _check_finite(flow: Flow, probe: Array) -> None:
     for name, leaf in flow.model.params.items():
-        if not bool(jnp.all(jnp.isfinite(leaf))):
+        if not np.all(np.isfinite(np.asarray(leaf))):
             raise ValueError(f"Parameter `{name}` is not finite.")
     for name, array in (("inputs", flow.inputs), ("initial_state", flow.initial_state)):
-        if not bool(jnp.all(jnp.isfinite(array))):
+        if not np.all(np.isfinite(np.asarray(array))):
             raise ValueError(f"`{name}` are not finite.")
     _report(
-        flow.states, "The trajectory left the finite range", "A smaller time step or weaker weights may help."
+        flow.states,
+        "The trajectory left the finite range",
+        "A smaller time step or weaker weights may help.",
     )
     _report(
-        _probe_derivatives(flow),
+        probe,
         "The derivative of the step is not finite",
-        "Look for a quotient 0/0 or a root of zero in the step; a `where` needs safe values in both "
-        "branches.",
+        "Look for a quotient 0/0 or a root of zero in the step; a `where` needs safe values in each branch.",
     )
 
 
 def _report(values: Array, what: str, advice: str) -> None:
-    bad = np.argwhere(~np.isfinite(np.asarray(jnp.sum(jnp.abs(values), axis=2))))
+    bad = np.argwhere(~np.all(np.isfinite(np.asarray(values)), axis=2))
     if len(bad):
         trial, step = bad[np.argmin(bad[:, 1])]
         count = len(np.unique(bad[:, 0]))
@@ -403,20 +400,29 @@ def _report(values: Array, what: str, advice: str) -> None:
 
 
 @eqx.filter_jit
-def _probe_derivatives(flow: Flow) -> Array:
-    params = {name: flow.model.params[name] for name in flow.model.step_names}
-    ones = jax.tree.map(jnp.ones_like, (params, flow.states_before))
-    return jax.jvp(lambda p, z: flow.rows(z, p), (params, flow.states_before), ones)[1]
+def _prepare(model: Model, inputs: Array, states: Any, is_shared: bool) -> tuple[Array, Array, Slopes, Array]:
+    """Initial states, trajectories, slopes, and derivatives along one direction to look for bad numbers."""
+    if is_shared:
+        start = jnp.broadcast_to(model.flatten(states), (len(inputs), model.state_size))
+    else:
+        start = jax.vmap(model.flatten)(states)
 
-
-@eqx.filter_jit
-def _rollout(model: Model, inputs: Array, start: Array) -> Array:
     def step(z, x):
         z = jax.vmap(model.step, (None, 0, 0))({}, z, x)
         return z, z
 
-    states = jax.lax.scan(step, start, jnp.swapaxes(inputs, 0, 1))[1]
-    return jnp.swapaxes(states, 0, 1)
+    z = jnp.swapaxes(jax.lax.scan(step, start, jnp.swapaxes(inputs, 0, 1))[1], 0, 1)
+    before = jnp.concatenate([start[:, None], z[:, :-1]], axis=1)
+    params = {name: model.params[name] for name in model.step_names}
+    along = jax.tree.map(jnp.ones_like, (params, before))
+    rows = jax.vmap(jax.vmap(model.step, (None, 0, 0)), (None, 0, 0))
+    probe = jax.jvp(lambda p, before: rows(p, before, inputs), (params, before), along)[1]
+    return start, z, slopes(model, before, inputs), probe
+
+
+@eqx.filter_jit
+def _slopes(flow: Flow) -> Slopes:
+    return slopes(flow.model, flow.states_before, flow.inputs)
 
 
 @eqx.filter_jit

@@ -57,7 +57,7 @@ def factored(operator: "ParameterOperator") -> Factored | None:
                 return None  # a different rate for every entry of a weight is no Khatri-Rao product
             scale[name] = float(values.flat[0])
     groups = _groups(structure, scale)
-    weights = jnp.repeat(flow.weights, flow.states.shape[1])
+    weights = jnp.asarray(np.repeat(np.asarray(flow.weights), flow.states.shape[1]))
     is_uniform = all(_is_uniform(group) for group in groups)
     return Factored(groups, weights, structure.index, flow.states.shape, is_uniform)
 
@@ -68,14 +68,16 @@ def _groups(structure: UnitStructure, scale: dict[str, float]) -> list[Group]:
         by_leaf.setdefault(name, []).append(u)
     groups: list[Group] = []
     for name, uses in by_leaf.items():
-        features = [np.sqrt(scale[name]) * structure.features[u] for u in uses]
+        features = [structure.features[u] for u in uses]
+        if scale[name] != 1:
+            features = [np.sqrt(scale[name]) * feature for feature in features]
         gains = [structure.gains[u] for u in uses]
         members = _members(structure.unit_of[uses[0]], structure.units)
         twin = next((g for g in groups if len(uses) == 1 and _shares_gains(g, gains[0], members)), None)
         if twin is None:
             groups.append(Group(features, gains, members))
         else:
-            stacked = jnp.concatenate([twin.features[0], features[0]], axis=1)
+            stacked = jnp.asarray(np.concatenate([twin.features[0], features[0]], axis=1))
             groups[groups.index(twin)] = Group([stacked], twin.gains, members)
     return groups
 
@@ -85,7 +87,7 @@ def _shares_gains(group: Group, gains: Array, members: tuple) -> bool:
         len(group.gains) == 1
         and group.members == members
         and group.gains[0].shape == gains.shape
-        and bool(jnp.array_equal(group.gains[0], gains))
+        and np.array_equal(np.asarray(group.gains[0]), np.asarray(gains))
     )
 
 
@@ -97,15 +99,11 @@ def _members(unit_of: tuple[int, ...], units: int) -> tuple[tuple[int, ...], ...
     return tuple(tuple(members) + (-1,) * (width - len(members)) for members in lists)
 
 
-@eqx.filter_jit
-def _spread(group: Group) -> Array:
-    members = jnp.asarray(group.members)
-    worst = [jnp.max(jnp.abs(gain[:, members] - gain[:, members[:1]])) for gain in group.gains]
-    return jnp.max(jnp.stack(worst))
-
-
 def _is_uniform(group: Group) -> bool:
-    return min(min(row) for row in group.members) >= 0 and bool(_spread(group) == 0)
+    members = np.asarray(group.members)
+    if members.min() < 0:
+        return False
+    return all(np.ptp(np.asarray(gain)[:, members], axis=1).max() == 0 for gain in group.gains)
 
 
 @eqx.filter_jit

@@ -42,7 +42,6 @@ def _depends_on_state(model: Model, z: Array, x: Array) -> tuple[bool, ...]:
     return tuple(a != b for a, b in zip(shapes(len(z)), shapes(len(z) + 1), strict=True))
 
 
-@eqx.filter_jit
 def slopes(model: Model, before: Array, inputs: Array) -> Slopes:
     """Linearise every step, all times at once."""
     before, inputs = jnp.swapaxes(before, 0, 1), jnp.swapaxes(inputs, 0, 1)

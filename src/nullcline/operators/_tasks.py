@@ -73,21 +73,22 @@ def interference(
     flow.check_targets(targets, mask)
     error = flow.error(targets, mask)
     changes, gram = _changes(flow, error, jnp.asarray(members))
-    within = _within(changes, flow.weights, jnp.asarray(members))
-    diagonal = jnp.arange(len(tasks))
-    own = jnp.sqrt(within[diagonal, diagonal, diagonal])
     # within[i, j, l]: inner product over the trials of task i of the changes by tasks j and l.
-    sizes = jnp.sqrt(jnp.stack([jnp.diagonal(within[i]) for i in range(len(tasks))]))
-    for j, i in np.argwhere(~(np.asarray(sizes.T) > 0)):
+    within = np.asarray(_within(changes, flow.weights, jnp.asarray(members)))
+    own = np.array([np.sqrt(within[i, i, i]) for i in range(len(tasks))])
+    sizes = np.sqrt(np.array([np.diagonal(part) for part in within]))
+    for j, i in np.argwhere(~(sizes.T > 0)):
         raise ValueError(
             f"The error of task {tasks[j].item()!r} does not change the states of task {tasks[i].item()!r} "
             "(zero change): cosines are not defined. Check its targets and mask."
         )
-    cosines = jnp.stack([within[i, i] for i in range(len(tasks))]) / (own[:, None] * sizes)
-    lengths = jnp.sqrt(jnp.diagonal(gram))
+    cosines = np.array([within[i, i] for i in range(len(tasks))]) / (own[:, None] * sizes)
+    gram = np.asarray(gram)
+    lengths = np.sqrt(np.diagonal(gram))
     counts = tuple(int(member.sum()) for member in members)
     paired = _cosine(flow.states, members, False) if len(set(counts)) == 1 else None
-    return Interference(cosines, gram / lengths[:, None] / lengths[None, :], changes, tasks, paired, counts)
+    angles = gram / lengths[:, None] / lengths[None, :]
+    return Interference(jnp.asarray(cosines), jnp.asarray(angles), changes, tasks, paired, counts)
 
 
 def _check_tasks(flow: Flow, task_index: Any) -> tuple[np.ndarray, np.ndarray]:
