@@ -9,7 +9,7 @@ from .._lazy import jnp
 from .._style import BLACK, PALETTE, figure
 from ._common import MASKS, gated, key, stack, start, train
 
-METHODS = {
+SOLVERS = {
     "float64": "RKC2, float64",
     "float32": "RKC2, float32",
     "tight": "RKC2, rtol 1e-5",
@@ -23,16 +23,16 @@ class Spikes(Study):
     source = "shared-representations/spikes"
     presets = {
         "quick": Grid(
-            method=list(METHODS),
+            solver=list(SOLVERS),
             languages=6,
             words=8,
             scale=0.1,
-            time=1_500.0,
-            seed=range(6),
-            pairs=range(11, 23),
+            time=4_000.0,
+            seed=range(4),
+            pairs=range(11, 21),
         ),
         "paper": Grid(
-            method=list(METHODS),
+            solver=list(SOLVERS),
             languages=10,
             words=32,
             scale=0.03,
@@ -44,18 +44,18 @@ class Spikes(Study):
     vectorized = ("seed", "pairs")
     expected = {"quick": 30, "paper": 1_500}
 
-    def compute(self, method, languages, words, scale, time, seed, pairs):
+    def compute(self, solver, languages, words, scale, time, seed, pairs):
         masks = jnp.stack([gated.nested_mask(languages, n, key=key(MASKS, s)) for s in seed for n in pairs])
         networks = stack([start(languages, words, words, scale, s) for s in seed for _ in pairs])
-        if method == "float32":
+        if solver == "float32":
             networks = networks.astype(jnp.float32)
         run = train(
             networks,
             masks,
             max_time=time,
             max_evaluations=100_000,
-            rtol=1e-5 if method == "tight" else 1e-3,
-            times=jnp.asarray([time]) if method == "tsit5" else None,
+            rtol=1e-5 if solver == "tight" else 1e-3,
+            times=jnp.asarray([time]) if solver == "tsit5" else None,
         )
         shape = (len(seed), len(pairs))
         graph = [gated.connectivity(mask) for mask in masks]
@@ -70,15 +70,15 @@ class Spikes(Study):
         fig, ((ax,),) = figure(width=4.2, height=3.0)
         data = data.isel(languages=0, words=0, scale=0, time=0)
         shift = 0.0
-        for (method, label), color, marker in zip(METHODS.items(), PALETTE, "osx+", strict=False):
-            one = data.sel(method=method)
+        for (solver, label), color, marker in zip(SOLVERS.items(), PALETTE, "osx+", strict=False):
+            one = data.sel(solver=solver)
             stuck = ~one.converged.astype(bool).values & one.connected.astype(bool).values
             where = np.broadcast_to(data.pairs.values, stuck.shape)[stuck]
             ax.semilogy(
                 where + shift, one.test.values[stuck], marker, color=color, ms=4, mfc="none", label=label
             )
             shift += 0.15
-        ok = data.sel(method="float64")
+        ok = data.sel(solver="float64")
         good = ok.converged.astype(bool).values & ok.connected.astype(bool).values
         ax.semilogy(
             np.broadcast_to(data.pairs.values, good.shape)[good],
@@ -91,7 +91,7 @@ class Spikes(Study):
         ax.set(
             xlabel="trained pairs",
             ylabel="test loss at the same time",
-            title="connected masks: spikes by method",
+            title="connected masks: spikes by solver",
         )
         ax.legend(fontsize=6)
         return fig
@@ -99,8 +99,8 @@ class Spikes(Study):
     def claims(self, data) -> Iterator[Claim]:
         data = data.isel(languages=0, words=0, scale=0, time=0)
         ok = data.converged.astype(bool)
-        reference = data.sel(method="float64")
-        same = (ok == ok.sel(method="float64")).all("method").mean()
+        reference = data.sel(solver="float64")
+        same = (ok == ok.sel(solver="float64")).all("solver").mean()
         yield Claim(
             "The spikes are numerical",
             measured=same,
@@ -110,7 +110,7 @@ class Spikes(Study):
             "another solver.",
             note="Share of runs on whose convergence all four methods agree.",
         )
-        stuck = ~ok.any("method") & reference.connected.astype(bool)
+        stuck = ~ok.any("solver") & reference.connected.astype(bool)
         apart = np.abs(data.test / reference.test - 1).where(stuck)
         yield Claim(
             "Stuck runs have the same test loss by every method",
