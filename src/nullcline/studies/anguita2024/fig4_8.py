@@ -59,7 +59,7 @@ class NonlinearBalance(Study):
         "quick": Grid(activation=ACTIVATIONS, lam=LAMBDAS, steps=[SHORT, LONG], seed=range(6)),
         "paper": Grid(activation=ACTIVATIONS, lam=LAMBDAS, steps=[SHORT, LONG], seed=range(50)),
     }
-    expected = {"quick": 22, "paper": 110}
+    expected = {"quick": 16, "paper": 110}
     vectorized = ("lam", "seed")
 
     def compute(self, activation, lam, steps, seed):

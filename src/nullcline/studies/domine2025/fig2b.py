@@ -26,7 +26,7 @@ class KernelDistance(Study):
         "quick": Grid(shape=list(SHAPES), lam=np.linspace(-9, 9, 11), seed=range(40)),
         "paper": Grid(shape=list(SHAPES), lam=np.linspace(-9, 9, 11), seed=range(200)),
     }
-    expected = {"quick": 24, "paper": 30}
+    expected = {"quick": 30, "paper": 40}
     vectorized = ("lam", "seed")
 
     def compute(self, shape, lam, seed):

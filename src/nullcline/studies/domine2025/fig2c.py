@@ -17,7 +17,7 @@ class BottleneckProportion(Study):
         "quick": Grid(width=[3, 4, 5, 6], lam=np.linspace(-9, 9, 21), seed=range(40)),
         "paper": Grid(width=[3, 4, 5, 6], lam=np.linspace(-9, 9, 21), seed=range(200)),
     }
-    expected = {"quick": 24, "paper": 30}
+    expected = {"quick": 30, "paper": 40}
     vectorized = ("lam", "seed")
 
     def compute(self, width, lam, seed):
