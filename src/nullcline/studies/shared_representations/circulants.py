@@ -23,12 +23,12 @@ class BlockCirculants(Study):
 
     source = "shared-representations/circulants"
     presets = {
-        "quick": Grid(mask=list(MASKS), words=8, scale=0.001, budget=8_000, seed=range(16)),
+        "quick": Grid(mask=list(MASKS), words=8, scale=0.001, budget=5_000, seed=range(12)),
         "paper": Grid(mask=list(MASKS), words=8, scale=0.001, budget=21_600, seed=range(64)),
     }
     vectorized = ("seed",)
     may_be_nan = ("test", "cross")
-    expected = {"quick": 30, "paper": 200}
+    expected = {"quick": 16, "paper": 300}
 
     def compute(self, mask, words, scale, budget, seed):
         trained = gated.circulant_mask(LANGUAGES, offsets=MASKS[mask])

@@ -40,7 +40,7 @@ class FixedDiagonal(Study):
         "paper": Grid(diagonal=[True, False], orders=4_000, words=32, seed=range(8)),
     }
     vectorized = ("seed",)
-    expected = {"quick": 20, "paper": 60}
+    expected = {"quick": 10, "paper": 60}
 
     def compute(self, diagonal, orders, words, seed):
         at = _connects_at(diagonal, jr.split(jr.key(MASKS), orders))

@@ -29,7 +29,7 @@ class TrainedPairs(Study):
     }  # fmt: skip
     vectorized = ("seed", "pairs")
     may_be_nan = ("within", "cross", "resistance")
-    expected = {"quick": 60, "paper": 6_000}
+    expected = {"quick": 40, "paper": 6_000}
 
     def compute(self, languages, words, hidden, budget, scale, seed, pairs):
         orders = [gated.nested_masks(languages, key=key(MASKS, s)) for s in seed]

@@ -29,7 +29,7 @@ class Frustration(Study):
     }
     vectorized = ("scale",)
     may_be_nan = ("worst_test",)
-    expected = {"quick": 30, "paper": 400}
+    expected = {"quick": 18, "paper": 200}
 
     def compute(self, width, scale, starts, budget):
         mask = gated.circulant_mask(LANGUAGES, width)
@@ -112,7 +112,7 @@ class StuckRun(Study):
         "quick": Grid(start=[6, 7], width=2, decades=9),
         "paper": Grid(start=[6, 7, 8, 14], width=2, decades=10),
     }
-    expected = {"quick": 12, "paper": 20}
+    expected = {"quick": 10, "paper": 15}
 
     def compute(self, start, width, decades):
         mask = gated.circulant_mask(LANGUAGES, width)

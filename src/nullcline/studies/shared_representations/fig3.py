@@ -25,7 +25,7 @@ class EscapeTime(Study):
         "paper": Grid(scale=[0.1, 0.03, 0.01, 0.003, 0.001, 1e-4], seed=range(8)),
     }
     vectorized = ("scale", "seed")
-    expected = {"quick": 15, "paper": 30}
+    expected = {"quick": 12, "paper": 40}
 
     def compute(self, scale, seed):
         masks = jnp.stack([_mask(s) for s in seed])
@@ -95,11 +95,11 @@ class BlockEscape(Study):
 
     source = "shared-representations/fig3b"
     presets = {
-        "quick": Grid(scale=[0.01, 0.003, 0.001], seed=range(2)),
+        "quick": Grid(scale=[0.01, 0.001], seed=range(2)),
         "paper": Grid(scale=[0.1, 0.03, 0.01, 0.003, 0.001, 1e-4], seed=range(6)),
     }
     vectorized = ("scale", "seed")
-    expected = {"quick": 12, "paper": 60}
+    expected = {"quick": 15, "paper": 120}
 
     def compute(self, scale, seed):
         masks = jnp.stack([_mask(s) for _ in scale for s in seed])

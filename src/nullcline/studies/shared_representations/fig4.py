@@ -29,7 +29,7 @@ class Resistance(Study):
     }
     vectorized = ("seed", "pairs")
     may_be_nan = ("resistance", "ratio", "typical")
-    expected = {"quick": 15, "paper": 120}
+    expected = {"quick": 12, "paper": 200}
 
     def compute(self, languages, words, scale, seed, pairs, budget):
         masks = jnp.stack([gated.nested_mask(languages, n, key=key(MASKS, s)) for s in seed for n in pairs])

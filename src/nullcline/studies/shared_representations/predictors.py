@@ -31,7 +31,7 @@ class Predictors(Study):
         ),
     }
     vectorized = ("pool", "seed")
-    expected = {"quick": 25, "paper": 1_200}
+    expected = {"quick": 18, "paper": 1_200}
 
     def compute(self, languages, words, scale, budget, fixed, pool, seed):
         # All numbers of pairs, nested; and many masks with one number of pairs, the connected ones.

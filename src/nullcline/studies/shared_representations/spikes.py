@@ -27,7 +27,7 @@ class Spikes(Study):
             languages=6,
             words=8,
             scale=0.1,
-            time=4_000.0,
+            time=3_000.0,
             seed=range(4),
             pairs=range(11, 21),
         ),
@@ -42,7 +42,7 @@ class Spikes(Study):
         ),
     }
     vectorized = ("seed", "pairs")
-    expected = {"quick": 30, "paper": 1_500}
+    expected = {"quick": 20, "paper": 1_500}
 
     def compute(self, solver, languages, words, scale, time, seed, pairs):
         masks = jnp.stack([gated.nested_mask(languages, n, key=key(MASKS, s)) for s in seed for n in pairs])
