@@ -121,3 +121,16 @@ class ConvergedRepresentations(Study):
                 source="Figure 4.2",
                 note="Cosine with the identity, the smallest of all draws.",
             )
+        block, task = blocks["input"]
+        squared = task.values @ task.values / 10
+        weak = ((block.sel(init="λ = 10") - squared) ** 2).sum(("row", "column")) ** 0.5 / np.linalg.norm(
+            squared
+        )
+        yield Claim(
+            "λ = 10: the input representation is VSVᵀ/λ",
+            measured=weak.max(),
+            at_most=0.1,
+            source="Section 4.3",
+            erratum="It is VS²Vᵀ/λ, up to O(λ⁻²).",
+            note="Relative distance from VS²Vᵀ/λ, the largest of all draws.",
+        )

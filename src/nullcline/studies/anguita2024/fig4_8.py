@@ -187,3 +187,12 @@ class NonlinearBalance(Study):
                 for lam in data.lam.values
             ),
         )
+        start = data.fitted.sel(stage="start")
+        yield Claim(
+            "The best fit of λI to the balance is λ* = tr D",
+            measured=np.abs(start - data.lam).max(),
+            at_most=1e-9,
+            source="Theorem 4.5.1",
+            erratum="λ* = tr(D)/N_h, as the proof has it.",
+            note="Largest |tr(D)/N_h − λ| of the initial weights, which have D = λI.",
+        )
