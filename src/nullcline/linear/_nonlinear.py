@@ -73,7 +73,7 @@ def nonlinear_descent(
     task: Task,
     *,
     activation: Activation = "relu",
-    learning_rate: float = 1e-3,
+    learning_rate: float | Float[Array, ""] = 1e-3,
     steps: int = 2000,
     every: int = 100,
 ) -> NonlinearDescent:
