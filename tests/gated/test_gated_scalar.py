@@ -71,6 +71,7 @@ def test_conserved_quantities_by_component():
     np.testing.assert_allclose(by_component[0], np.sum(simple.u[:2] ** 2) - np.sum(simple.v[:2] ** 2))
 
 
+@pytest.mark.slow
 def test_early_flow_is_the_linearized_flow():
     for seed in (3,):
         simple = scalar.initialize(5, 0.2, key=jr.key(seed))
@@ -181,6 +182,7 @@ def test_regular_flow_is_the_flow_of_a_circulant():
     np.testing.assert_allclose(late, [x, n ** (1 / 3)], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_spectral_prediction_holds_at_escape():
     mask = np.asarray(gated.circulant_mask(6, 4))
     u, strength, v = scalar.spectral_prediction(mask)
@@ -196,6 +198,7 @@ def test_spectral_prediction_holds_at_escape():
         assert abs(float(cosine)) > 0.999
 
 
+@pytest.mark.slow
 def test_frustrated_runs_are_reported():
     mask = gated.circulant_mask(10, 2)
     starts = jax.vmap(lambda k: scalar.initialize(10, 0.1, key=k))(jr.split(jr.key(0), 64))

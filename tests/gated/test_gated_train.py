@@ -111,6 +111,7 @@ def test_final_state_matches_an_independent_solver(batch):
             np.testing.assert_allclose(a, b, atol=3e-3)
 
 
+@pytest.mark.slow
 def test_conserved_matrices_drift_within_the_solver_tolerance(batch):
     networks, masks, run = batch
 
@@ -168,6 +169,7 @@ def test_one_run_and_permuted_dictionaries(batch):
     np.testing.assert_allclose(loss, permuted.test_loss, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_recorded_weights_follow_the_flow():
     network = gated.initialize(*SIZE, 0.3, key=jr.key(5))
     mask = gated.circulant_mask(4, 3)
@@ -214,6 +216,7 @@ def test_float32_agrees_with_float64(batch):
     np.testing.assert_allclose(np.asarray(short.cross_loss)[ok], np.asarray(run.cross_loss)[ok], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_decoupled_networks_follow_their_scalars():
     u, v = jnp.abs(jr.normal(jr.key(0), (4, 3))), jnp.abs(jr.normal(jr.key(1), (4, 3)))
     s = jnp.abs(jr.normal(jr.key(2), (3,)))
