@@ -26,7 +26,8 @@ def shuffled_loss(w0, m, w, change, target, key):
 
 def own_flow(w0, m, w, target, key):
     """The four quantities from the exact flow of a network."""
-    flow = theory.learning(w0, m, w, target, relative_to="target")
+    # A basis of twice 8 is good to 1e-9 here, far below the scatter of the networks, in half the time.
+    flow = theory.learning(w0, m, w, target, relative_to="target", rank=8)
     shuffled = shuffled_loss(w0, m, w, flow.change, target, key)
     return jnp.stack([flow.time, flow.change_norm, flow.gradient, shuffled]), flow.status.incomplete
 
@@ -57,7 +58,7 @@ class InitialStrength(Study):
 
     source = "schuessler2020/fig4"
     presets = {
-        "quick": Grid(target=[0.5, 2.0], g=np.arange(10) / 10, neurons=256, seed=range(30)),
+        "quick": Grid(target=[0.5, 2.0], g=np.arange(10) / 10, neurons=256, seed=range(20)),
         "paper": Grid(target=[0.5, 2.0], g=np.arange(10) / 10, neurons=1024, seed=range(30)),
     }
     vectorized = ("seed",)
@@ -107,7 +108,7 @@ class InitialStrength(Study):
             ax.plot(data.g, first / unit, color=GREY, ls="--", label="first order")
             ax.set_title(title + ("" if quantity == "shuffled" else " relative to $g = 0$"), fontsize=9)
             letter(ax, name)
-        axes[0, 0].legend(loc="upper right", fontsize=7)
+        axes[1, 0].legend(loc="upper left", fontsize=7)
         for ax in axes[1]:
             ax.set_xlabel("strength $g$ of the initial weights")
         return fig
@@ -151,11 +152,10 @@ class InitialStrength(Study):
             score = (np.abs(low.own.mean("seed") - low.limit) / error).where(error > 1e-9)
             yield Claim(
                 "The exact curves of infinite width lie within three standard errors of the mean for g ≤ 0.7",
-                measured=score.sel(quantity="time").max(),
+                measured=score.max(),
                 at_most=3.0,
-                source="Fig. 4(a)",
-                note=f"Learning time, {data.seed.size} networks; the largest over all four quantities is "
-                f"{float(score.max()):.1f}.",
+                source="Fig. 4",
+                note=f"Largest over the four quantities, both targets and g; {data.seed.size} networks each.",
             )
         yield Claim(
             "For target 2 and g ≥ 0.8 the document's learning rate exceeds the critical one",
