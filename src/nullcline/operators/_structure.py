@@ -143,6 +143,8 @@ def _evaluate(
     closed = jax.make_jaxpr(lambda m, r: step(m, eqx.combine(r, static)))(matrices, rest)
     views = [_View(name, matrices[name], False) for name in sorted(matrices)]
     after = _run(closed, [*views, *jax.tree.leaves(rest)], eps, uses, features)[0]
+    if isinstance(after, _View):
+        raise NoStructureError(f"`{after.name}` is the state itself")
     return after, features, uses
 
 
