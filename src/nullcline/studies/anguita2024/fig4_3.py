@@ -47,7 +47,7 @@ class LossCurves(Study):
         "quick": Grid(init=INITS, steps=12_000, seed=range(4)),
         "paper": Grid(init=INITS, steps=20_000, seed=range(20)),
     }
-    expected = {"quick": 2, "paper": 5}
+    expected = {"quick": 2, "paper": 7}
     vectorized = ("seed",)
 
     def compute(self, init, steps, seed):
