@@ -221,6 +221,7 @@ def test_vmap_jit_and_grad():
     np.testing.assert_allclose(jax.jit(jax.grad(final_norm))(jnp.asarray(1.0)), difference, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_single_precision_is_flagged_and_close():
     w0, m, w = (part.astype(jnp.float32) for part in network(12, 0.6))
     taus = jnp.array([0.0, 0.05, 0.1, 0.2, jnp.inf], jnp.float32)

@@ -238,16 +238,3 @@ def test_finite_networks_scatter_around_the_limit():
         ]
     )
     assert np.all(np.abs(mean - expected) < 4 * error + 0.02 * expected)
-
-
-@pytest.mark.slow
-def test_krylov_at_a_thousand_neurons():
-    """The limit is approached: a wide network follows the flow of its own weights to the target."""
-    n, g = 1000, 0.6
-    keys = jr.split(jr.key(0), 3)
-    w0 = g / np.sqrt(n) * jr.normal(keys[0], (n, n))
-    m, w = (vector / jnp.linalg.norm(vector) for vector in (jr.normal(k, (n,)) for k in keys[1:]))
-    flow = theory.exact_flow(w0, m, w, 2.0, INF5)
-    assert flow.status.flags == ()
-    final = w @ jnp.linalg.solve(jnp.eye(n) - w0 - flow.change[-1], m)
-    np.testing.assert_allclose(final, 2.0, rtol=1e-9)
