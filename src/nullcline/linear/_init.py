@@ -1,5 +1,7 @@
 """Initial weights: λ-balanced by construction, aligned to a task, or Gaussian as in practice."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -51,14 +53,21 @@ def lambda_balanced(
     strength :math:`\sqrt{|\lambda|}`, and the cancellation in the smaller strength).
     """
     rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    if strengths is not None:
+        strengths = _check_strengths(strengths, min(n_in, rank, n_out))
+    return _draw(n_in, n_hidden, n_out, rank, lam, scale, strengths, key)
+
+
+# One program each: run operation by operation, the first draw of a size would compile dozens of kernels.
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _draw(n_in: int, n_hidden: int, n_out: int, rank: int, lam, scale, strengths, key) -> Network:
     strength_key, frame_key = jr.split(key)
     key1, key2 = jr.split(strength_key)
     g1, g2 = jr.normal(key1, (n_hidden, n_in)), jr.normal(key2, (n_out, n_hidden))
     u, a, vt = jnp.linalg.svd(g2 @ g1, full_matrices=True)
-    modes = min(n_in, rank, n_out)
-    a = as_float(scale).astype(a.dtype) ** 2 * a[:modes]
+    a = jnp.asarray(scale, a.dtype) ** 2 * a[: min(n_in, rank, n_out)]
     if strengths is not None:
-        a = _check_strengths(strengths, modes, a.dtype)
+        a = strengths.astype(a.dtype)
     # QR and SVD must not run at the same time in a batch: XLA:CPU may deadlock on two batched LAPACK calls.
     u, vt, gaussian = jax.lax.optimization_barrier((u, vt, jr.normal(frame_key, (n_hidden, rank))))
     return _assemble(u, a, vt, _haar(gaussian), lam, rank)
@@ -85,15 +94,21 @@ def aligned(
     """
     n_in, n_out = task.n_in, task.n_out
     rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    if strengths is not None:
+        strengths = _check_strengths(strengths, min(n_in, rank, n_out), signed=True)
+    return _draw_aligned(task.target, n_hidden, rank, lam, scale, strengths, key)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _draw_aligned(target: Array, n_hidden: int, rank: int, lam, scale, strengths, key) -> Network:
+    n_out, n_in = target.shape
     key1, key2, frame_key = jr.split(key, 3)
-    modes = min(n_in, rank, n_out)
-    target = task.target
     if strengths is None:
         g1, g2 = jr.normal(key1, (n_hidden, n_in)), jr.normal(key2, (n_out, n_hidden))
-        a = jnp.linalg.svd(g2 @ g1, compute_uv=False)[:modes].astype(target.dtype)
-        a = as_float(scale).astype(target.dtype) ** 2 * a
+        a = jnp.linalg.svd(g2 @ g1, compute_uv=False)[: min(n_in, rank, n_out)].astype(target.dtype)
+        a = jnp.asarray(scale, target.dtype) ** 2 * a
     else:
-        a = _check_strengths(strengths, modes, target.dtype, signed=True)
+        a = strengths.astype(target.dtype)
     gaussian = jr.normal(frame_key, (n_hidden, rank)).astype(target.dtype)
     a, target = jax.lax.optimization_barrier((a, target))
     u, _, vt = jnp.linalg.svd(target, full_matrices=True)
@@ -208,7 +223,7 @@ def _impossible(sign, lam, short, size, active, rank, other, opposite) -> str:
     )
 
 
-def _check_strengths(strengths, modes: int, dtype, *, signed: bool = False) -> Array:
+def _check_strengths(strengths, modes: int, *, signed: bool = False) -> Array:
     strengths = as_float(strengths)
     if strengths.shape != (modes,):
         raise ValueError(
@@ -221,4 +236,4 @@ def _check_strengths(strengths, modes: int, dtype, *, signed: bool = False) -> A
             f"`strengths` must be at least 0 (signs belong to U and V), got {np.asarray(strengths).min()}. "
             "Signed strengths are possible with `aligned`."
         )
-    return strengths.astype(dtype)
+    return strengths

@@ -1,6 +1,9 @@
 """Linear regression tasks: data, or only the correlation that gradient flow sees."""
 
+from functools import partial
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -214,10 +217,16 @@ def random_regression(
         raise ValueError(
             f"`n_samples` must be at least `n_in` = {n_in} for whitened inputs, got {n_samples}."
         )
+    return _draw_regression(n_in, n_out, n_samples, scale, key)
+
+
+# One program: run operation by operation, the first draw of a size would compile dozens of kernels.
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _draw_regression(n_in: int, n_out: int, n_samples: int, scale, key) -> Task:
     x_key, y_key = jr.split(key)
     x = whiten(jr.normal(x_key, (n_in, n_samples)))
-    y = scale * jr.normal(y_key, (n_out, n_samples))
-    return Task(x, y, is_isotropic=True, is_spanning=True)
+    y = jr.normal(y_key, (n_out, n_samples))
+    return Task(x, jnp.asarray(scale, y.dtype) * y, is_isotropic=True, is_spanning=True)
 
 
 def semantic_hierarchy() -> Task:

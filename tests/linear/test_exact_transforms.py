@@ -1,0 +1,176 @@
+"""The exact flow under jit, vmap and grad, in float32, and in a program that draws its own weights."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from nullcline import linear
+
+TIMES = jnp.asarray([0.0, 0.2, 1.0, 4.0])
+
+
+def objective(network, task, times=TIMES):
+    exact = linear.exact_flow(network, task, times)
+    weights = jnp.arange(1.0, exact.qqt.size + 1).reshape(exact.qqt.shape)
+    return jnp.sum(jnp.sin(weights) * exact.qqt)
+
+
+def check_derivative(function, point, direction, step=1e-5):
+    """Forward and reverse derivatives against central differences of fourth order."""
+    forward = jax.jit(lambda p: jax.jvp(function, (p,), (direction,))[1])(point)
+    reverse = jnp.vdot(jax.jit(jax.grad(function))(point), direction)
+    values = [jax.jit(function)(point + m * step * direction) for m in (-2, -1, 1, 2)]
+    differences = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
+    # Rounding eps/step ≈ 1e-11 of the values dominates.
+    scale = max(1.0, float(jnp.abs(values[0])))
+    assert abs(float(forward - reverse)) < 1e-9 * scale
+    assert abs(float(forward - differences)) < 1e-7 * scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "lam"), [((3, 3, 3), 0.4), ((4, 2, 2), -1.2)])
+def test_gradient_in_lambda(sizes, lam):
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (sizes[2], sizes[0])))
+    key = jr.key(2)
+    check_derivative(
+        lambda value: objective(linear.lambda_balanced(*sizes, value, 0.7, key=key), task),
+        jnp.asarray(lam),
+        jnp.asarray(1.0),
+    )
+
+
+def test_gradient_in_lambda_at_zero():
+    task, key = linear.Task.from_correlation(jr.normal(jr.key(1), (3, 3))), jr.key(2)
+
+    def function(value):
+        return objective(linear.lambda_balanced(3, 3, 3, value, 0.7, key=key), task)
+
+    right, left = function(jnp.asarray(1e-5)), function(jnp.asarray(-1e-5))
+    assert abs(float(jax.grad(function)(jnp.asarray(0.0)) - (right - left) / 2e-5)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 2, 2), (2, 2, 4)])
+def test_gradient_in_the_task(sizes):
+    sigma = jr.normal(jr.key(1), (sizes[2], sizes[0]))
+    network = linear.lambda_balanced(*sizes, -0.8, 0.7, key=jr.key(2))
+    check_derivative(
+        lambda value: objective(network, linear.Task.from_correlation(value)),
+        sigma,
+        jr.normal(jr.key(3), sigma.shape),
+    )
+
+
+@pytest.mark.slow
+def test_gradient_in_the_data():
+    task = linear.random_regression(3, 2, 7, key=jr.key(0))
+    network = linear.lambda_balanced(3, 2, 2, 0.5, 0.7, key=jr.key(2))
+    check_derivative(
+        lambda y: objective(network, linear.Task(task.x, y, is_isotropic=True)),
+        task.y,
+        jr.normal(jr.key(3), task.y.shape),
+    )
+
+
+@pytest.mark.slow
+def test_gradient_in_the_times():
+    network = linear.lambda_balanced(4, 2, 2, -0.8, 0.7, key=jr.key(2))
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (2, 4)))
+    times = jnp.asarray([1e-4, 0.2, 1.0, 30.0])
+    check_derivative(lambda t: objective(network, task, t), times, jnp.asarray([1.0, 1.0, -1.0, 0.5]), 1e-6)
+    # At t = 0 only the one-sided derivative exists outside; inside it is the flow.
+    slope = jax.grad(lambda t: objective(network, task, t[None]))(jnp.asarray(0.0))
+    near = (objective(network, task, jnp.asarray([1e-7])) - objective(network, task, jnp.zeros(1))) / 1e-7
+    assert abs(float(slope - near)) < 1e-4 * abs(float(slope))
+
+
+def test_vmap_is_a_loop_and_takes_thousands():
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (3, 3)))
+    keys = jr.split(jr.key(0), 2000)
+    lams = jnp.linspace(-3, 3, 2000)
+
+    @jax.jit
+    @jax.vmap
+    def losses(key, lam):
+        network = linear.lambda_balanced(3, 3, 3, lam, key=key)
+        exact = linear.exact_flow(network, task, TIMES)
+        return linear.loss(exact, task), exact.status
+
+    values, status = losses(keys, lams)
+    assert values.shape == (2000, 4) and not status.any()
+    for index in (0, 700, 1999):
+        network = linear.lambda_balanced(3, 3, 3, lams[index], key=keys[index])
+        alone = linear.loss(linear.exact_flow(network, task, TIMES), task)
+        np.testing.assert_allclose(values[index], alone, rtol=1e-11, atol=1e-13)
+
+
+def test_charts_under_trace_keep_the_accuracy():
+    """Traced, the number of charts is fixed: dense times over all of training lose at most two digits."""
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (3, 3)))
+    network = linear.lambda_balanced(3, 3, 3, 0.01, 0.05, key=jr.key(3))
+    times = jnp.concatenate([jnp.zeros(1), jnp.logspace(-3, 5, 63)])
+    traced = jax.jit(lambda n: linear.exact_flow(n, task, times).qqt)(network)
+    eager = linear.exact_flow(network, task, times).qqt
+    assert float(jnp.max(jnp.abs(traced - eager))) < 1e-12 * float(jnp.max(jnp.abs(eager)))
+
+
+def test_under_jit_bad_values_show_in_the_result():
+    task = linear.random_regression(3, 3, 6, key=jr.key(0))
+    network = linear.gaussian(3, 3, 3, key=jr.key(1))
+    exact = jax.jit(lambda n: linear.exact_flow(n, task, TIMES))(network)
+    assert "not balanced" in linear.STATUS[int(exact.status)] and not exact.is_ok
+    assert bool(jnp.isnan(exact.qqt).all())
+    balanced = linear.lambda_balanced(3, 3, 3, 1.0, key=jr.key(1))
+    stretch = jnp.asarray([1.0, 2.0, 3.0])[:, None]
+    exact = jax.jit(lambda x: linear.exact_flow(balanced, linear.Task(x, task.y), TIMES))(stretch * task.x)
+    assert "not isotropic" in linear.STATUS[int(exact.status)]
+    drawn = jax.jit(lambda lam: linear.lambda_balanced(2, 3, 2, lam, key=jr.key(0)))(1.0)
+    assert bool(jnp.isnan(drawn.w1).all())
+
+
+def test_float32_weights_stay_float32():
+    arrays = linear.lambda_balanced(3, 3, 2, -30.0, key=jr.key(0))
+    network = linear.Network(*(w.astype(jnp.float32) for w in (arrays.w1, arrays.w2)))
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (2, 3)).astype(jnp.float32))
+    exact = linear.exact_flow(network, task, TIMES.astype(jnp.float32))
+    assert exact.qqt.dtype == jnp.float32 and int(exact.status) == 0
+    flow = linear.integrate_flow(network, task, TIMES.astype(jnp.float32))
+    assert flow.qqt.dtype == jnp.float32
+    assert float(jnp.max(jnp.abs(exact.qqt - flow.qqt)) / jnp.max(jnp.abs(exact.qqt))) < 1e-4
+
+
+DRAW_AND_SOLVE = """
+import jax, jax.numpy as jnp, jax.random as jr
+jax.config.update("jax_enable_x64", True)
+from nullcline import linear
+
+@jax.jit
+@jax.vmap
+def final_loss(key):
+    task_key, key = jr.split(key)
+    task = linear.random_regression(15, 15, 30, key=task_key)
+    network = linear.lambda_balanced(15, 15, 15, -1.0, key=key)
+    exact = linear.exact_flow(network, task, jnp.linspace(0.0, 5.0, 8))
+    scores = linear.task_specific_score(exact, task)
+    return linear.loss(exact, task)[-1], scores.inputs[-1]
+
+losses, scores = final_loss(jr.split(jr.key(0), 84))
+assert bool(jnp.isfinite(losses).all()) and bool(jnp.isfinite(scores).all())
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_batched_decompositions_do_not_deadlock():
+    """Independent batched LAPACK calls in one program once hung; no flags are set for the user's process."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    result = subprocess.run(
+        [sys.executable, "-c", DRAW_AND_SOLVE], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0 and "done" in result.stdout, result.stderr[-2000:]
