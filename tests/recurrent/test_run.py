@@ -69,6 +69,7 @@ def test_adjoint_is_autodiff(nonlinearity, reads, has_bias):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_adjoint_in_float32(key):
     cell = recurrent.rate_cell(2, 20, 2, g=1.2, dtype=jnp.float32, key=key)
     trials = recurrent.FlipFlop(duration=20.0).sample_for(cell, 8, key=key)

@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_run_is_refused(whole):
         recurrent.train(new_cell(), TASK, **options(steps=STEPS + 1), resume=whole.checkpoint, key=jr.key(1))
 
 
-@pytest.mark.parametrize("method", ["map", "vmap"])
+@pytest.mark.parametrize("method", ["map", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_many_networks_are_each_trained_as_one(method):
     cells = [new_cell(seed, g) for seed, g in ((0, 0.0), (1, 0.9), (2, 1.5))]
     many = recurrent.train_many(cells, TASK, **options(), method=method, key=jr.key(3))
@@ -126,7 +126,7 @@ def test_many_networks_are_each_trained_as_one(method):
     assert many.status == ["not_converged"] * 3
 
 
-@pytest.mark.parametrize("method", ["map", "vmap"])
+@pytest.mark.parametrize("method", ["vmap", pytest.param("map", marks=pytest.mark.slow)])
 def test_a_diverging_network_poisons_no_other(method):
     """The second network's step is absurd: it must keep finite weights, and its neighbors must not notice."""
     cells = [
@@ -150,6 +150,7 @@ def test_a_diverging_network_poisons_no_other(method):
     assert "short_trial" in many.flags[0]
 
 
+@pytest.mark.slow
 def test_gated_cells_learn():
     task = recurrent.DelayPro(period=4, noise=0.0)
     cell = recurrent.gru_cell(3, 12, 3, key=jr.key(0))
@@ -158,6 +159,7 @@ def test_gated_cells_learn():
     assert not np.array_equal(result.final.b, cell.b)
 
 
+@pytest.mark.slow
 def test_float32_cells_train_in_float32():
     result = recurrent.train(new_cell(dtype=jnp.float32), TASK, **options(), key=jr.key(1))
     assert result.losses.dtype == result.final.w.dtype == jnp.float32
