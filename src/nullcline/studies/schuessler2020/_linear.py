@@ -168,8 +168,8 @@ def simple_task(target: float, g: float, neurons: int, seed: int):
     truncated = np.asarray(w0) + size[0] * np.outer(left[:, 0], right[0])
     rank_one = w @ jnp.linalg.solve(jnp.eye(neurons) - truncated, m)
     steps = int(101 / DT)
-    # The gap depends on the network: this one and eight more, by the map that is exact for long trials.
-    gaps = np.array([finite_step_gap(target, g, neurons, seed + 1000 * k) for k in range(9)])
+    # The gap depends on the network: nine of them, by the map that is exact for long trials.
+    gaps = np.array([finite_step_gap(target, g, neurons, 9 * seed + k) for k in range(9)])
     return variables | {
         "step_gap": ("network", gaps[:, 0]),
         "rate_over_critical": ("network", gaps[:, 1]),
