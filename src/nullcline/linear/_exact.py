@@ -11,6 +11,7 @@ from ._basis import task_basis
 from ._charts import factors, make_chart
 from ._checks import as_float, is_concrete, require_finite, require_positive, require_times
 from ._network import Network, balance_residual
+from ._order import after
 from ._task import Task, isotropy_tolerance
 from ._trajectory import NOT_WHITE, OK, UNBALANCED, Trajectory
 
@@ -138,12 +139,10 @@ def _solve(w1, w2, data, times, tau, lam, tolerance, is_isotropic, blocks):
     status = jnp.where((status == OK) & ~is_balanced, UNBALANCED, status)
 
     hidden, n = w1.shape[0], w1.shape[1] + w2.shape[0]
-    # One batched LAPACK call at a time: two independent ones can deadlock XLA:CPU's thread pool.
-    q, target = jax.lax.optimization_barrier((jnp.concatenate([w1t, w2]), target))
+    q = jnp.concatenate([w1t, w2])
     if hidden > n:
         q = jnp.linalg.qr(q.T, mode="r").T
-        q, target = jax.lax.optimization_barrier((q, target))
-    basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], target, lam, tolerance)
+    basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], after(target, q), lam, tolerance)
 
     count = times.shape[0]
     length = -(-count // blocks)

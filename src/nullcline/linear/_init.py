@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ._checks import as_float, is_concrete, require_finite, require_nonnegative, require_size
 from ._network import Network
+from ._order import after
 from ._task import Task
 
 
@@ -68,9 +69,8 @@ def _draw(n_in: int, n_hidden: int, n_out: int, rank: int, lam, scale, strengths
     a = jnp.asarray(scale, a.dtype) ** 2 * a[: min(n_in, rank, n_out)]
     if strengths is not None:
         a = strengths.astype(a.dtype)
-    # QR and SVD must not run at the same time in a batch: XLA:CPU may deadlock on two batched LAPACK calls.
-    u, vt, gaussian = jax.lax.optimization_barrier((u, vt, jr.normal(frame_key, (n_hidden, rank))))
-    return _assemble(u, a, vt, _haar(gaussian), lam, rank)
+    frame = _haar(after(jr.normal(frame_key, (n_hidden, rank)), u))
+    return _assemble(u, a, vt, frame, lam, rank)
 
 
 def aligned(
@@ -109,11 +109,9 @@ def _draw_aligned(target: Array, n_hidden: int, rank: int, lam, scale, strengths
         a = jnp.asarray(scale, target.dtype) ** 2 * a
     else:
         a = strengths.astype(target.dtype)
-    gaussian = jr.normal(frame_key, (n_hidden, rank)).astype(target.dtype)
-    a, target = jax.lax.optimization_barrier((a, target))
-    u, _, vt = jnp.linalg.svd(target, full_matrices=True)
-    u, vt, gaussian = jax.lax.optimization_barrier((u, vt, gaussian))
-    return _assemble(u, a, vt, _haar(gaussian), lam, rank)
+    u, _, vt = jnp.linalg.svd(after(target, a), full_matrices=True)
+    frame = _haar(after(jr.normal(frame_key, (n_hidden, rank)).astype(target.dtype), u))
+    return _assemble(u, a, vt, frame, lam, rank)
 
 
 def gaussian(

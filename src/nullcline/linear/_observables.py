@@ -7,11 +7,11 @@ no axis of times.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ._network import Network
+from ._order import after
 from ._task import Task
 from ._trajectory import Trajectory
 
@@ -198,8 +198,6 @@ def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Si
     g1, g2, v, u = _factors(state, task)
     x, y = task.data
     hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
-    # One batched LAPACK call at a time (see `exact_flow`).
-    g2, hidden = jax.lax.optimization_barrier((g2, hidden))
     back = jnp.linalg.pinv(g2, rtol=cutoff**0.5) @ _grow(_in_basis(u, y), g2)
     return Similarity(_t(hidden) @ hidden, _t(back) @ back)
 
@@ -212,8 +210,7 @@ def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
     :math:`US^2U^\top`.
     """
     g1, g2, v, u = _factors(state, task)
-    target, g1, g2 = jax.lax.optimization_barrier((task.target, g1, g2))
-    left, s, right = jnp.linalg.svd(target, full_matrices=False)
+    left, s, right = jnp.linalg.svd(after(task.target, g1), full_matrices=False)
 
     def score(g, basis, vectors):
         modes = jnp.sum((_grow(_in_basis(basis, vectors).T, g) @ g) ** 2, axis=-1)
