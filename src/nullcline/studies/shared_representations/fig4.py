@@ -32,7 +32,9 @@ class Resistance(Study):
     expected = {"quick": 12, "paper": 200}
 
     def compute(self, languages, words, scale, seed, pairs, budget):
-        masks = jnp.stack([gated.nested_mask(languages, int(n), key=key(MASKS, s)) for s in seed for n in pairs])
+        masks = jnp.stack(
+            [gated.nested_mask(languages, int(n), key=key(MASKS, s)) for s in seed for n in pairs]
+        )
         networks = stack([start(languages, words, words, scale, s) for s in seed for _ in pairs])
         run = train(networks, masks, max_evaluations=budget)
         graph = jax.vmap(gated.connectivity)(masks)
