@@ -4,11 +4,12 @@
 
 Needs only the room ``nullcline.recurrent`` (JAX, Equinox, Optax, NumPy); works from a source tree that is not
 installed. Networks of one task are trained by one vmapped program, in float32 with products of full
-precision, and then measured: truncation ranks, shuffling and norms on 512 test trials. Writes
+precision, and measured by another: truncation ranks, shuffling and norms on 512 test trials. Writes
 ``gpu_recurrent.json`` and ``gpu_recurrent.md``. ``--small`` is a rehearsal for a laptop.
 """
 
 import argparse
+import functools
 import importlib.metadata
 import json
 import sys
@@ -41,13 +42,17 @@ def study(name: str, hidden: int, seeds: int, speedup: int) -> dict:
     epochs //= speedup
     strengths = [round(0.3 * k, 1) for k in range(round(last / 0.3) + 1)]
     key = jr.key(2020)
-    cells = [
-        recurrent.rate_cell(
+
+    @jax.jit
+    @jax.vmap
+    def draw(g, seed):
+        return recurrent.rate_cell(
             task.inputs, hidden, task.outputs, g=g, dtype=jnp.float32, key=jr.fold_in(key, seed)
         )
-        for g in strengths
-        for seed in range(seeds)
-    ]
+
+    g, seed = np.meshgrid(np.float32(strengths), np.arange(seeds), indexing="ij")
+    cells = draw(g.ravel(), seed.ravel())
+    networks = g.size
     marks = [time.perf_counter()]
 
     def mark(checkpoint):
@@ -59,27 +64,22 @@ def study(name: str, hidden: int, seeds: int, speedup: int) -> dict:
         cells, task, steps=epochs, snapshot_every=epochs // 2, method="vmap", report=mark, key=jr.key(99)
     )
     first, second = np.diff(marks)
-    trials = task.sample_for(cells[0], 512, key=jr.key(7))
+    trials = task.sample(512, key=jr.key(7), dtype=jnp.float32)
     begin = time.perf_counter()
 
     @jax.jit
-    def measures(initial, final, trials):
+    @functools.partial(jax.vmap, in_axes=(0, 0, None, 0))
+    def measures(initial, final, trials, index):
         with jax.default_matmul_precision("highest"):
-            ranks = recurrent.functional_rank(initial, final, trials)
-            return ranks, jnp.linalg.norm(final.w - initial.w)
+            rank = recurrent.functional_rank(initial, final, trials)
+            shuffled = recurrent.shuffle_loss(initial, final, trials, key=jr.fold_in(key, index))
+            return jnp.stack([rank, jnp.linalg.norm(final.w - initial.w), shuffled])
 
-    rows = []
-    for index in range(len(cells)):
-        initial, final = (
-            jax.tree.map(lambda leaf, i=index: leaf[i], c) for c in (result.initial, result.final)
-        )
-        rank, norm = measures(initial, final, trials)
-        shuffled = recurrent.shuffle_loss(initial, final, trials, key=jr.fold_in(key, index))
-        rows.append((float(rank), float(norm), float(shuffled)))
+    rows = np.asarray(measures(result.initial, result.final, trials, jnp.arange(networks)))
     reached = np.asarray(recurrent.epochs_to(result.losses)).reshape(len(strengths), seeds)
-    rank, norm, shuffled = np.array(rows).T.reshape(3, len(strengths), seeds)
+    rank, norm, shuffled = rows.T.reshape(3, len(strengths), seeds)
     return {
-        "networks": len(cells),
+        "networks": networks,
         "epochs": epochs,
         "train_s": round(2 * second, 1),
         "compile_s": round(first - second, 1),
