@@ -1,0 +1,1 @@
+"""Hazelden et al. (2025): an operator perspective on dynamic collapse in recurrent networks."""
