@@ -178,7 +178,7 @@ class DynamicCollapse(Study):
             measured=float(times.isel(g=-1) / times.min()),
             at_least=3 if scale == "text" else 2,
             source="Fig. 2B",
-            erratum="The time of convergence is U-shaped: it falls to an optimum (g of the text about 1 to 1.5, of "
+            erratum="The time of convergence is U-shaped: it falls to an optimum (g of the text 1 to 1.5, of "
             "the code about 2) and rises again; deep in chaos networks are slowest or fail.",
             note="median iterations at the largest g over the smallest median (twice the limit if not met)",
         )
