@@ -35,3 +35,5 @@ from ._tasks import Interference as Interference
 from ._tasks import interference as interference
 from ._tasks import rayleigh_matrix as rayleigh_matrix
 from ._tasks import state_cosine as state_cosine
+from ._torch import from_torch as from_torch
+from ._torch_layers import from_state_dict as from_state_dict
