@@ -71,32 +71,73 @@ def study(name: str, hidden: int, seeds: int, speedup: int) -> dict:
     @functools.partial(jax.vmap, in_axes=(0, 0, None, 0))
     def measures(initial, final, trials, index):
         with jax.default_matmul_precision("highest"):
-            rank = recurrent.functional_rank(initial, final, trials)
-            shuffled = recurrent.shuffle_loss(initial, final, trials, key=jr.fold_in(key, index))
-            return jnp.stack([rank, jnp.linalg.norm(final.w - initial.w), shuffled])
+            return {
+                "functional_rank": recurrent.functional_rank(initial, final, trials),
+                "norm_of_change": jnp.linalg.norm(final.w - initial.w),
+                "norm_of_w": jnp.linalg.norm(final.w),
+                "shuffled_loss": recurrent.shuffle_loss(initial, final, trials, key=jr.fold_in(key, index)),
+                "test_loss": relative_loss(initial, final, trials),
+            }
 
-    rows = np.asarray(measures(result.initial, result.final, trials, jnp.arange(networks)))
-    reached = np.asarray(recurrent.epochs_to(result.losses)).reshape(len(strengths), seeds)
-    rank, norm, shuffled = rows.T.reshape(3, len(strengths), seeds)
+    found = measures(result.initial, result.final, trials, jnp.arange(networks))
+    found = {name: np.asarray(values, float).reshape(len(strengths), seeds) for name, values in found.items()}
+    measure_s = time.perf_counter() - begin
+    losses = np.asarray(result.losses, float)
+    losses = (losses / losses[:, :1]).reshape(len(strengths), seeds, epochs)
+    found["epochs_to_5_percent"] = np.asarray(recurrent.epochs_to(jnp.asarray(losses)))
+    is_converged = np.isfinite(found["epochs_to_5_percent"]) & (found["test_loss"] < 0.05)
     return {
         "networks": networks,
         "epochs": epochs,
         "train_s": round(2 * second, 1),
         "compile_s": round(first - second, 1),
-        "measure_s": round(time.perf_counter() - begin, 1),
-        "converged": int(np.isfinite(reached).sum()),
+        "measure_s": round(measure_s, 1),
+        "converged": int(is_converged.sum()),
         "diverged": int(np.sum(np.asarray(result.diverged_at) >= 0)),
         "g": strengths,
-        "epochs_to_5_percent": medians(reached, reached),
-        "norm_of_change": medians(norm, reached),
-        "shuffled_loss": medians(shuffled, reached),
-        "functional_rank": medians(rank, reached),
+        "median": {name: medians(found[name], is_converged) for name in MEASURES},
+        "each": {name: plain(values) for name, values in found.items()},
+        # The plateau of networks without initial connectivity.
+        "loss_at_epoch": {str(k): plain(losses[0, :, k - 1]) for k in PLATEAU if k <= epochs},
+        "spectra": {str(g): spectra(result, k, seeds) for k, g in enumerate(strengths) if g in (0, 0.9, 1.8)},
     }
 
 
-def medians(values: np.ndarray, reached: np.ndarray) -> list[float | None]:
+MEASURES = ("epochs_to_5_percent", "norm_of_change", "shuffled_loss", "functional_rank")
+PLATEAU = (50, 100, 150, 500, 1000, 1500, 2000)
+
+
+def relative_loss(initial, final, trials):
+    """Loss of the trained network over that of the untrained one."""
+    after, before = (recurrent.loss(recurrent.run(c, trials.inputs)[1], trials) for c in (final, initial))
+    return after / before
+
+
+def spectra(result: recurrent.TrainResult, index: int, seeds: int) -> dict:
+    """Leading eigenvalues of W and singular values of its change, one row for each seed of one g."""
+    rows = slice(index * seeds, (index + 1) * seeds)
+    w = np.asarray(result.final.w[rows], float)
+    values = np.linalg.eigvals(w)
+    values = np.take_along_axis(values, np.argsort(-values.real), axis=1)
+    change = np.linalg.svd(w - np.asarray(result.initial.w[rows], float), compute_uv=False)
+    return {
+        "real": plain(values[:, :8].real),
+        "imaginary": plain(values[:, :8].imag),
+        "radius": plain(np.sort(np.abs(values))[:, ::-1]),
+        "change": plain(change[:, :11]),
+    }
+
+
+def plain(values: np.ndarray) -> list:
+    """Numbers for JSON, to four digits; null where there is none."""
+    if np.ndim(values):
+        return [plain(row) for row in values]
+    return float(f"{float(values):.4g}") if np.isfinite(values) else None
+
+
+def medians(values: np.ndarray, is_converged: np.ndarray) -> list[float | None]:
     """Medians over the seeds that converged, one for each g."""
-    kept = [row[np.isfinite(row) & np.isfinite(mark)] for row, mark in zip(values, reached, strict=True)]
+    kept = [row[keep & np.isfinite(row)] for row, keep in zip(values, is_converged, strict=True)]
     return [round(float(np.median(row)), 2) if row.size else None for row in kept]
 
 
@@ -117,8 +158,10 @@ def table(found: dict) -> str:
     for name, row in found["tasks"].items():
         lines += ["", f"| {name}, g | " + " | ".join(map(str, row["g"])) + " |"]
         lines += ["| --- " * (len(row["g"]) + 1) + "|"]
-        for measure in ("epochs_to_5_percent", "norm_of_change", "shuffled_loss", "functional_rank"):
-            lines += [f"| {measure.replace('_', ' ')} | " + " | ".join(map(str, row[measure])) + " |"]
+        for measure in MEASURES:
+            lines += [
+                f"| {measure.replace('_', ' ')} | " + " | ".join(map(str, row["median"][measure])) + " |"
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -131,7 +174,7 @@ def main() -> None:
     tasks = {}
     for name in RUNS:
         tasks[name] = study(name, hidden, seeds, speedup)
-        print(name, json.dumps(tasks[name]), flush=True)
+        print(name, {key: tasks[name][key] for key in ("train_s", "compile_s", "measure_s")}, flush=True)
     total = {
         key: round(sum(row[key] for row in tasks.values()), 1)
         for key in ("networks", "train_s", "compile_s", "measure_s")
