@@ -159,3 +159,28 @@ def principal_components(states: Any, count: int) -> tuple[np.ndarray, np.ndarra
     share = np.cumsum(values**2) / np.sum(values**2)
     padded = np.concatenate([share, np.ones(max(0, count - len(share)))])[:count]
     return (rows @ vectors[:3].T).reshape(*states.shape[:2], 3), padded
+
+
+def operator_spectra(flow: Any) -> dict[str, np.ndarray]:
+    """Spectra of K over (trial, time), of P and P K P* over time: eigenvalues, of P squared singular values.
+
+    The last two are consensuses by partial traces over trials and units, by 64 random probes: the trace of
+    P P* has the squared singular values of P in the sense of ``"gram"``.
+    """
+    P, K = flow.propagator, flow.parameter_operator
+    over = ("batch", "hidden")
+    return {
+        "K": np.asarray(operators.consensus(K, ("hidden",), "trace").values),
+        "P": np.asarray(operators.consensus(P @ P.T, over, "trace").values),
+        "PKP*": np.asarray(operators.consensus(P @ K @ P.T, over, "trace").values),
+    }
+
+
+def rank_of(values: np.ndarray, power: int) -> float:
+    """Effective rank of a whole spectrum, 95 % of the sum of the values to a power."""
+    return float(operators.effective_rank(jnp.asarray(values), power=power))
+
+
+def share_of_modes(flow: Any) -> float:
+    """Effective rank of P in the full space (quadrature), as a share of its dimension."""
+    return float(operators.effective_rank(flow.propagator, probes=3, steps=40)) / flow.space.size

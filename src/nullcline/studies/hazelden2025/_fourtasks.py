@@ -1,0 +1,72 @@
+"""GRUs on the four tasks of Experiment 2: how states and updates of the tasks align while training goes on.
+
+Which g: that of the code, which multiplies the recurrent weights that PyTorch draws, U(±1/√N).
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from .._lazy import jax, jnp, jr, lazily, optax
+
+operators = lazily("nullcline.operators")
+recurrent = lazily("nullcline.recurrent")
+
+RECORD = 100
+TASKS = ("MP", "MA", "DP", "DA")
+FILTERS = {"Pro/Anti": ((0, 2), (1, 3)), "Mem/Del": ((0, 1), (2, 3))}
+"""Pairs of tasks that share the sign of the response, and pairs that share the course of the stimulus."""
+
+
+def score(matrix: np.ndarray, pairs: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Mean of the selected off-diagonal entries, both orders; the last two axes are the tasks."""
+    return np.mean([matrix[..., i, j] + matrix[..., j, i] for i, j in pairs], axis=0) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """One training run: matrices C and M (record, task, task), test losses, PCs of the states at the ends."""
+
+    records: np.ndarray
+    cosine: np.ndarray
+    interference: np.ndarray
+    losses: np.ndarray
+    dimensions: tuple[int, int]
+
+
+@functools.cache
+def _optimizer() -> Any:
+    return optax.chain(optax.clip_by_global_norm(1e-4), optax.adam(1e-3))
+
+
+# Figures S14 and S15 show the same networks: those that were made by this process are found again.
+@functools.lru_cache(maxsize=64)
+def course(hidden: int, period: int, batch: int, angles: int, steps: int, g: float, seed: int) -> Course:
+    """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
+    task = recurrent.FourTasks(period=period, context=period)
+    cell = recurrent.gru_cell(
+        task.inputs, hidden, task.outputs, g=g, dtype=jnp.float32, key=jr.fold_in(jr.key(4), seed)
+    )
+    trials, labels = task.grid(4 * angles), task.labels(4 * angles)
+    found, dimensions = [], []
+
+    def measure(cell):
+        cell = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell)
+        flow = operators.linearize(cell, trials.inputs)
+        tasks = operators.interference(flow, labels, trials.targets, trials.mask)
+        loss = np.mean((np.asarray(flow.outputs) - np.asarray(trials.targets)) ** 2)
+        found.append((np.asarray(tasks.state_cosine), np.asarray(tasks.interference), loss))
+        return flow
+
+    dimensions.append(operators.activity_dimension(measure(cell).states))
+    result = recurrent.train(
+        cell, task, steps=steps, batch_size=batch, optimizer=_optimizer(), snapshot_every=RECORD,
+        report=lambda checkpoint: measure(checkpoint.cell) is None, key=jr.fold_in(jr.key(5), seed),
+    )  # fmt: skip
+    dimensions.append(operators.activity_dimension(measure(result.final).states))
+    found.pop()
+    cosine, interference, losses = (np.stack(part) for part in zip(*found, strict=True))
+    records = np.concatenate([[0], result.snapshot_steps])
+    return Course(records, cosine, interference, losses, (dimensions[0], dimensions[1]))
