@@ -13,22 +13,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._rkc import (
     BUDGET,
     CANDIDATE,
     CONVERGED,
     DIVERGED,
+    END,
     IDLE,
+    INSIDE,
+    POWER,
     RUNNING,
     Field,
     Limits,
     State,
     fresh,
     locate,
+    phase,
     tick,
 )
+
+# Evaluations between two looks at a batch.
+CHUNK = 128
 
 Exact = Callable[[Float[Array, "batch size"], PyTree], Float[Array, " batch"]]
 
@@ -49,17 +56,39 @@ def _take(tree: Any, index: Int[Array, " batch"]) -> Any:
 
 @eqx.filter_jit
 def _advance(
-    constants: tuple[Field, int, Float[Array, "runs size"], PyTree, Limits, Int[Array, " batch"], Array],
+    constants: tuple[Field, Float[Array, "runs size"], PyTree, Limits, Int[Array, " batch"], Array],
     state: State,
 ) -> State:
-    field, chunk, y0, args, limits, owner, is_new = constants
+    field, y0, args, limits, owner, is_new = constants
 
     def choose(a: Array, b: Array) -> Array:
         return jnp.where(is_new.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     state = jax.tree.map(choose, fresh(_take(y0, owner)), state)
     mine, mine_limits = _take(args, owner), _take(limits, owner)
-    return lax.fori_loop(0, chunk, lambda _, s: tick(field, s, mine, mine_limits), state)
+    if len(owner) > 1:
+        return lax.fori_loop(0, CHUNK, lambda _, s: tick(field, s, mine, mine_limits), state)
+    # A single run needs no lockstep: each phase is a loop of its own, and nothing is spent beyond its end, so
+    # that there is little reason to look at it.
+    end = state.evaluations + 32 * CHUNK
+
+    def is_going(s: State) -> Bool[Array, ""]:
+        return jnp.all((s.status == RUNNING) & (s.evaluations < end))
+
+    def step(s: State) -> State:
+        for is_here, only in (
+            (lambda s: phase(s) <= POWER, None),
+            (lambda s: phase(s) == INSIDE, INSIDE),
+            (lambda s: phase(s) == END, END),
+        ):
+            s = lax.while_loop(
+                lambda s, is_here=is_here: is_going(s) & jnp.all(is_here(s)),
+                lambda s, only=only: tick(field, s, mine, mine_limits, only=only),
+                s,
+            )
+        return s
+
+    return lax.while_loop(is_going, step, state)
 
 
 @eqx.filter_jit
@@ -131,7 +160,6 @@ def run_queue(
     limits: Limits,
     *,
     batch: int,
-    chunk: int = 128,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Follow every flow until its loss is below the tolerance or its budget is spent.
@@ -145,8 +173,6 @@ def run_queue(
         Initial states, arguments and limits of all runs, one per row; they enter in this order.
     batch
         Number of runs computed together.
-    chunk
-        Evaluations between two looks at the batch.
     progress
         Called with (finished, total) whenever runs finish.
     """
@@ -163,7 +189,7 @@ def run_queue(
     owner, is_new, waiting, finished = np.arange(batch), np.ones(batch, bool), batch, 0
     state = fresh(y0[:batch])
     while finished < runs:
-        state = _advance((field, chunk, y0, args, limits, jnp.asarray(owner), jnp.asarray(is_new)), state)
+        state = _advance((field, y0, args, limits, jnp.asarray(owner), jnp.asarray(is_new)), state)
         status = np.asarray(state.status)
         over = np.flatnonzero((status != RUNNING) & (status != IDLE))
         for part in np.array_split(over, -(-len(over) // max(1, batch // 8))) if len(over) else ():

@@ -16,13 +16,19 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 MAX_STAGES = 48
 POWER_STEPS = 10
 
+# Steps that may be taken on one estimate of the stiffness if its relative change was small.
+PATIENCE, STEADY = 16, 0.05
+
 # What a run of the batch is doing. CANDIDATE: below the tolerance, waiting to be confirmed.
 RUNNING, CANDIDATE, CONVERGED, BUDGET, DIVERGED, IDLE = range(6)
+
+# What a running one needs an evaluation for: to begin, to estimate the stiffness, within a step, at its end.
+FIRST, POWER, INSIDE, END = -1, 0, 1, 2
 
 # Loss and gradient of a batch of flat states.
 Field = Callable[
@@ -84,8 +90,10 @@ class State(eqx.Module):
 
     ``stage`` is -1 before the first evaluation, 0 while the stiffness is estimated, then the stage that was
     reached. ``y`` and ``f`` are the last accepted weights and their velocity, ``last`` and ``older`` the two
-    latest stages, ``v`` the stiffest direction. In a candidate, ``last`` and ``older`` are the weights and
-    the velocity at the end of the step that crossed the tolerance.
+    latest stages, ``v`` the stiffest direction, ``wait`` the number of steps before it is looked at again
+    (negative: of power steps still to do at the start), ``trend`` the cube root of the last error over its
+    step. In a candidate, ``last`` and ``older`` are the weights and the velocity at the end of the step that
+    crossed the tolerance.
     """
 
     y: Float[Array, "batch size"]
@@ -101,7 +109,8 @@ class State(eqx.Module):
     shift: Float[Array, " batch"]
     stage: Int[Array, " batch"]
     stages: Int[Array, " batch"]
-    warm: Int[Array, " batch"]
+    trend: Float[Array, " batch"]
+    wait: Int[Array, " batch"]
     evaluations: Int[Array, " batch"]
     status: Int[Array, " batch"]
 
@@ -117,7 +126,8 @@ def fresh(y: Float[Array, "batch size"]) -> State:
     empty = jnp.zeros_like(y)
     return State(
         y=y, f=empty, last=y, older=empty, v=v, t=zero, h=zero, rho=zero, norm=norm, loss=zero, shift=zero,
-        stage=count - 1, stages=count + 2, warm=count + POWER_STEPS, evaluations=count, status=count,
+        trend=zero, stage=count - 1, stages=count + 2, wait=count + 1 - POWER_STEPS, evaluations=count,
+        status=count,
     )  # fmt: skip
 
 
@@ -125,20 +135,30 @@ def _per_run(x: Shaped[Array, " batch"]) -> Shaped[Array, "batch 1"]:
     return x[:, None]
 
 
-def tick(field: Field, state: State, args: PyTree, limits: Limits) -> State:
-    """Spend one gradient evaluation on every run of the batch."""
+def phase(state: State) -> Int[Array, " batch"]:
+    """What each run asks its next evaluation for: FIRST, POWER, INSIDE or END."""
+    inside = jnp.where(state.stage == state.stages, END, INSIDE)
+    return jnp.where(state.stage > 0, inside, jnp.sign(state.stage)).astype(jnp.int32)
+
+
+def tick(field: Field, state: State, args: PyTree, limits: Limits, *, only: int | None = None) -> State:
+    """Spend one gradient evaluation on every run of the batch.
+
+    With ``only``, all runs are known to be running and in this phase, and what the others need is left out.
+    """
     dtype = state.y.dtype
-    epsilon = float(jnp.finfo(dtype).eps)
+    epsilon, tiny = float(jnp.finfo(dtype).eps), float(jnp.finfo(dtype).tiny)
     coefficient = jax.tree.map(lambda c: jnp.asarray(c, dtype), tableau())
     y, f, last, older, h = state.y, state.f, state.last, state.older, state.h
     active = state.status == RUNNING
-    is_first = active & (state.stage < 0)
-    is_power = active & (state.stage == 0)
-    is_end = active & (state.stage == state.stages)
-    is_middle = active & (state.stage > 0) & (state.stage < state.stages)
+
+    def is_in(one: int) -> Bool[Array, " batch"]:
+        return active & (phase(state) == one) if only is None else jnp.full(active.shape, only == one)
+
+    is_first, is_power, is_middle, is_end = map(is_in, (FIRST, POWER, INSIDE, END))
 
     nudge = (1e-6 if dtype == jnp.float64 else epsilon**0.5) * state.norm
-    point = jnp.where(_per_run(state.stage == 0), y + _per_run(nudge) * state.v, last)
+    point = jnp.where(_per_run(is_power), y + _per_run(nudge) * state.v, last)
     loss, slope = field(point, args)
     new = -slope
     evaluations = state.evaluations + active.astype(jnp.int32)
@@ -154,17 +174,27 @@ def tick(field: Field, state: State, args: PyTree, limits: Limits) -> State:
     is_below = (loss + state.shift < limits.tolerance) & jnp.isfinite(loss)
     is_crossing = (is_accepted | is_first) & is_below
     is_committed = is_accepted & ~is_below
-    factor = jnp.clip(0.8 * jnp.maximum(error, 1e-6) ** (-1 / 3), 0.2, 4.0)
+    # Predictive control: the error follows its trend, so that growing errors cost fewer rejected steps.
+    root = jnp.maximum(error, 0.008) ** (1 / 3)
+    growth = jnp.where(is_accepted & (state.trend > 0), root / (h * state.trend), 1)
+    factor = jnp.clip(0.8 / (root * jnp.maximum(growth, 1)), 0.2, 4.0)
     factor = jnp.where(is_uphill, jnp.minimum(factor, 0.5), factor)
     factor = jnp.where(is_finite, factor, 0.1)
     t = state.t + jnp.where(is_committed, h, 0)
 
-    # A power step for the stiffness, and after it the first stage of the next step.
-    stretched = (new - f) / _per_run(nudge)
-    rho = jnp.sqrt(jnp.sum(stretched**2, axis=1))
-    is_start = is_power & (state.warm <= 1)
-    rho_safe = 1.15 * jnp.maximum(rho, jnp.finfo(dtype).tiny * 1e6)
-    h_start = jnp.where(state.warm == 1, 0.1 * 1.15 / rho_safe, h)
+    # A power step for the stiffness. It changes slowly, and an accepted step may leave it to later ones.
+    stretch = jnp.sqrt(jnp.sum(((new - f) / _per_run(nudge)) ** 2, axis=1))
+    rho = jnp.where(is_power, stretch, state.rho)
+    is_steady = jnp.abs(rho - state.rho) < STEADY * rho
+    wait = jnp.where(state.wait < 0, state.wait + 1, jnp.where(is_steady, PATIENCE, 0))
+    left = jnp.where(is_committed, jnp.maximum(state.wait - 1, 0), 0)
+    wait = jnp.where(is_power, wait, jnp.where(is_end, left, state.wait))
+
+    # The first stage of the next step.
+    is_start = (is_power & (state.wait >= 0)) | (is_committed & (state.wait > 0))
+    rho_safe = 1.15 * jnp.maximum(rho, tiny * 1e6)
+    h_end = jnp.where(is_end & ~is_crossing, h * factor, h)
+    h_start = jnp.where(h_end == 0, 0.1 * 1.15 / rho_safe, h_end)
     h_start = jnp.minimum(h_start, 0.95 * coefficient.reach[-1] / rho_safe)
     h_start = jnp.minimum(h_start, limits.time - t)
     needs_more = _per_run(rho_safe * h_start) > 0.95 * coefficient.reach[None, :-1]
@@ -182,21 +212,21 @@ def tick(field: Field, state: State, args: PyTree, limits: Limits) -> State:
         h * at(coefficient.slope),
         h * at(coefficient.start),
         coefficient.first[stages] * h_start,
-        1 / (nudge * jnp.maximum(rho, jnp.finfo(dtype).tiny)),
+        1 / (nudge * jnp.maximum(rho, tiny)),
     )
-    flags = (is_middle, is_start, is_power, is_first, is_committed, is_crossing)
-    weights, flags = lax.optimization_barrier((weights, flags))
-    by_y, by_last, by_older, by_new, by_f, by_opening, by_turn = map(_per_run, weights)
-    is_middle, is_start, is_power, is_first, is_committed, is_crossing = flags
-    middle = by_y * y + by_last * last + by_older * older + by_new * new + by_f * f
-    opening = y + by_opening * f
+    by_y, by_last, by_older, by_new, by_f, by_opening, by_turn = map(
+        _per_run, lax.optimization_barrier(weights)
+    )
+    if only is None:
+        flags = (is_middle, is_start, is_power, is_first, is_committed, is_crossing)
+        is_middle, is_start, is_power, is_first, is_committed, is_crossing = lax.optimization_barrier(flags)
 
     def pick(condition, a, b):
         return jnp.where(_per_run(condition), a, b)
 
-    h_next = jnp.where(is_end & ~is_crossing, h * factor, h)
-    h_next = jnp.where(is_start, h_start, h_next)
-    h_next = jnp.where(is_first, 0, h_next)
+    middle = by_y * y + by_last * last + by_older * older + by_new * new + by_f * f
+    y_next, f_next = pick(is_committed, last, y), pick(is_committed | is_first, new, f)
+    opening = y_next + by_opening * f_next
     has_failed = (is_first & ~jnp.isfinite(loss)) | (is_power & ~jnp.isfinite(rho))
     has_failed |= is_end & ~is_finite & (h * state.rho < 1e-12)
     is_spent = active & ((evaluations >= limits.evaluations) | (is_committed & (t >= limits.time)))
@@ -205,20 +235,21 @@ def tick(field: Field, state: State, args: PyTree, limits: Limits) -> State:
     status = jnp.where(has_failed, DIVERGED, status).astype(jnp.int32)
     stage = jnp.where(is_middle, state.stage + 1, jnp.where(is_end | is_first, 0, state.stage))
     return State(
-        y=pick(is_committed, last, y),
-        f=pick(is_committed | is_first, new, f),
+        y=y_next,
+        f=f_next,
         last=pick(is_middle, middle, pick(is_start, opening, last)),
-        older=pick(is_middle, last, pick(is_start, y, pick(is_crossing, new, older))),
+        older=pick(is_middle, last, pick(is_start, y_next, pick(is_crossing, new, older))),
         v=pick(is_power, by_turn * (new - f), state.v),
         t=t,
-        h=h_next,
-        rho=jnp.where(is_power, rho, state.rho),
+        h=jnp.where(is_start, h_start, h_end),
+        rho=rho,
         norm=jnp.where(is_committed, norm_last, state.norm),
         loss=jnp.where(is_first | is_committed | is_crossing, loss, state.loss),
         shift=state.shift,
         stage=jnp.where(is_start, 1, stage),
         stages=stages,
-        warm=jnp.where(is_power, jnp.maximum(state.warm - 1, 0), state.warm),
+        trend=jnp.where(is_committed, root / h, state.trend),
+        wait=wait,
         evaluations=evaluations,
         status=status,
     )

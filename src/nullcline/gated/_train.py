@@ -169,9 +169,12 @@ def _check_weights(networks: Network, tolerance: float) -> None:
 
 
 def default_batch(size: int) -> int:
-    """Choose how many runs of ``size`` weights to compute together: what fits a cache, or fills a GPU."""
+    """Choose how many runs of ``size`` weights to compute together: what fits a cache, or fills a GPU.
+
+    On a CPU a large network fills the cache alone, and a single run is spared the price of lockstep.
+    """
     if jax.default_backend() == "cpu":
-        return int(min(1024, max(4, 2 ** round(math.log2(2**16 / size)))))
+        return 1 if size > 2**13 else int(min(1024, 2 ** round(math.log2(2**16 / size))))
     return int(min(4096, max(64, 2 ** round(math.log2(2**23.5 / size)))))
 
 
