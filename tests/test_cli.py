@@ -189,10 +189,13 @@ HEAVY = (
     "dask",
     "distributed",
     "scipy",
+    "torch",
 )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["reproduce", "--help"], ["cite"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["list"], ["reproduce", "--help"], ["inspect", "--help"], ["cite"]], ids=" ".join
+)
 def test_help_and_list_load_nothing_heavy(words):
     code = (
         "import sys\nfrom nullcline import cli\n"

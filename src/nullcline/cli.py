@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -244,6 +244,52 @@ class Slurm:
             f'{shlex.join([*words, *limit])} --shard "${{SLURM_ARRAY_TASK_ID}}/{jobs}"',
         ]
         print("\n".join(lines))
+        return GOOD
+
+
+@command
+@dataclasses.dataclass(frozen=True)
+class Inspect:
+    """Say what training did to a recurrent network: two checkpoints in, a report out.
+
+    Takes RNNs, GRUs and LSTMs of PyTorch, as safetensors or as state dictionaries (only tensors are loaded).
+    The report has the rank and spectra of the change of the weights, the spectra and effective ranks of K and
+    P before and after, Lyapunov exponents and the dimension of the activity, with figures.
+    """
+
+    before: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
+    """Checkpoint before training."""
+    after: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
+    """Checkpoint after training."""
+    inputs: Annotated[Path, tyro.conf.arg(metavar="FILE.npy")]
+    """Inputs to run both networks on, (batch, time, inputs)."""
+    out: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("inspection")
+    """Folder of the report; new, empty, or of an earlier report."""
+    prefix: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Which network, when a checkpoint holds several: what stands before weight_hh_l0 in its names."""
+    nonlinearity: Literal["tanh", "relu"] = "tanh"
+    """Of an RNN, whose weights do not tell."""
+    trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Use the first N trials; by default as many as keep trials times steps within 3000."""
+    time_first: tyro.conf.FlagCreatePairsOff[bool] = False
+    """The inputs are (time, batch, inputs)."""
+
+    def run(self) -> int:
+        """Do it."""
+        from .inspect import inspect
+
+        report = inspect(
+            self.before,
+            self.after,
+            self.inputs,
+            self.out,
+            prefix=self.prefix,
+            nonlinearity=self.nonlinearity,
+            trials=self.trials,
+            is_time_first=self.time_first,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+        print(f"report: {report}")
         return GOOD
 
 

@@ -79,6 +79,16 @@ def page(out: Path, outcomes: Sequence[Outcome]) -> str:
         f'<span class="soft">({_text(o.preset)}; {_text(o.summary)})</span></li>'
         for o in outcomes
     )
+    main = (
+        _trouble(trouble)
+        + f'<nav aria-label="Studies"><h2>Studies</h2><ul class="plain">{contents}</ul></nav>\n'
+        + "".join(_section(out, outcome) for outcome in outcomes)
+    )
+    return document("nullcline report", "What was reproduced", f"{tally(outcomes)}.", main)
+
+
+def document(title: str, heading: str, summary: str, main: str) -> str:
+    """Lay ``main``, which is HTML, on a self-contained page; the other texts are plain."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -86,12 +96,9 @@ def page(out: Path, outcomes: Sequence[Outcome]) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">\n"
         '<link rel="icon" href="data:,">\n'
-        f"<title>nullcline report</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<header>\n"
-        f"<h1>What was reproduced</h1>\n<p>{_text(tally(outcomes))}.</p>\n</header>\n<main>\n"
-        + _trouble(trouble)
-        + f'<nav aria-label="Studies"><h2>Studies</h2><ul class="plain">{contents}</ul></nav>\n'
-        + "".join(_section(out, outcome) for outcome in outcomes)
-        + "</main>\n</body>\n</html>\n"
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<header>\n"
+        f"<h1>{_text(heading)}</h1>\n<p>{_text(summary)}</p>\n</header>\n<main>\n"
+        f"{main}</main>\n</body>\n</html>\n"
     )
 
 
