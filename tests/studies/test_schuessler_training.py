@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from nullcline import studies
-from nullcline.studies import _trials_plot
+from nullcline import plotting, studies
 from nullcline.studies.schuessler2020 import _networks, _sst2
 
 NAMES = ("fig1", "fig2", "fig5", "figS1", "figS2", "figS5", "figS6")
@@ -115,13 +114,19 @@ def test_trials_are_drawn():
 
     task = recurrent.FlipFlop()
     trials = task.sample(2, key=jr.key(0))
-    fig = _trials_plot.plot_trials(trials, outputs=np.zeros((2, 100, 2)), dt=task.dt, count=2)
+    fig = plotting.plot_trials(trials, outputs=np.zeros((2, 100, 2)), dt=task.dt, count=2)
     lines = fig.axes[0].get_lines()
     # Two inputs, two targets and two outputs, each on a line of zero.
     assert len(lines) == 4 + 2 + 4
     assert [tick.get_text() for tick in fig.axes[0].get_yticklabels()] == ["$u_1$", "$u_2$", "$z_1$", "$z_2$"]
+    # The targets stop where the loss does not look; the loss starts ten steps after the first onset.
+    target = next(line for line in lines if line.get_color() == "#000000")
+    assert not np.isfinite(target.get_ydata()[:12]).any() and np.isfinite(target.get_ydata()[12])
+    assert target.get_xdata()[-1] == 99 * task.dt
     with pytest.raises(ValueError, match=r"`count` must be in 1..2"):
-        _trials_plot.plot_trials(trials, count=3)
+        plotting.plot_trials(trials, count=3)
+    with pytest.raises(ValueError, match=r"`outputs` must have the shape of the targets, \(2, 100, 2\)"):
+        plotting.plot_trials(trials, outputs=np.zeros((2, 100, 3)))
 
 
 @pytest.mark.slow

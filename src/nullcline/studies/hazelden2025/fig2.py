@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...engine import Claim, Grid, Study
+from ...plotting import plot_trial
 from .. import _style as style
 from .._lazy import lazily, xr
-from .._trials_plot import plot_trial
 from ._memory import (
     Setup,
     dimension_of_chaos,

@@ -5,14 +5,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...engine import Claim, Grid, Study
+from ...plotting import plot_trial
 from .. import _style as style
 from .._lazy import xr
-from .._trials_plot import plot_trial
-from ._networks import EPOCHS, MAX_RANK, MODES, TASKS, TITLES, measured, medians, padded_losses
+from ._networks import (
+    EPOCH_RANGES,
+    EPOCHS,
+    MAX_RANK,
+    MODES,
+    TASKS,
+    TITLES,
+    is_converged,
+    least_speedup,
+    measured,
+    medians,
+    padded_losses,
+)
 
 # Romo needs more units than the other tasks to be learned without initial connectivity.
 HIDDEN = {"small": {"flip-flop": 64, "mante": 64, "romo": 128}, "paper": dict.fromkeys(TASKS, 256)}
 COLORS = {0.0: style.BLACK, 0.9: style.VERMILION}
+# Share of five networks of 256 units that end below 2 % of their first loss, at g = 0 and 0.9.
+SOLVED = {"flip-flop": (1.0, 1.0), "mante": (0.8, 1.0), "romo": (0.8, 1.0)}
 SHOWN = {"flip-flop": 200, "mante": 1000, "romo": 6000}
 
 
@@ -21,7 +35,7 @@ class ThreeTasks(Study):
 
     source = "schuessler2020/fig1"
     presets = {
-        "quick": Grid(task=TASKS, g=[0.0, 0.9], size="small", seed=range(4)),
+        "quick": Grid(task=TASKS, g=[0.0, 0.9], size="small", seed=range(8)),
         "paper": Grid(task=TASKS, g=[0.0, 0.9], size="paper", seed=range(5)),
     }
     vectorized = ("seed",)
@@ -93,8 +107,60 @@ class ThreeTasks(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Section 2 of the document; medians over converged networks."""
+        size = str(data["size"].values[0])
         data = data.isel(size=0)
-        flip = data.sel(task="flip-flop", g=0.0)
+        kept = medians(data)
+        yield from self._flip_flop(data.sel(task="flip-flop", g=0.0))
+        reached = np.isfinite(data.epochs).sum("seed") / np.isfinite(data.test_loss).sum("seed")
+        yield Claim(
+            "the loss curves indicate convergence for all three tasks, at g = 0 and 0.9",
+            measured=float(reached.min()),
+            at_least=0.8,
+            source="Fig. 1(d-f)",
+            note="share of networks that meet 5 % of the first loss, the least of the six settings; one "
+            "network in five may never do",
+        )
+        for task in TASKS:
+            yield from self._speed(kept.sel(task=task), task, HIDDEN[size][task])
+        if size == "paper":
+            # Small networks lose the solution again later in training: this is about the document's size.
+            solved = (data.test_loss < 0.02).sum("seed") / np.isfinite(data.test_loss).sum("seed")
+            for task in TASKS:
+                for g, share in zip((0.0, 0.9), SOLVED[task], strict=True):
+                    yield Claim(
+                        f"{TITLES[task]}, g = {g}: the trained networks solve the task",
+                        measured=float(solved.sel(task=task, g=g)),
+                        at_least=share,
+                        source="Fig. 1(d-f)",
+                        note="share of networks whose final test loss is below 2 % of L_0",
+                    )
+        for task, low, high in (("mante", 4, 6), ("romo", 5, 10)):
+            yield Claim(
+                f"{TITLES[task]}, g = 0: a low-rank change solves the task",
+                measured=float(kept["rank"].sel(task=task, g=0.0)),
+                at_least=low,
+                at_most=high,
+                source="Fig. 1(k, l)",
+                note="functional rank; the document's networks have 4 and 6",
+            )
+        yield Claim(
+            "the functional rank is at most 10 in every network of every task, at g = 0 and 0.9",
+            measured=float(data["rank"].where(is_converged(data)).max()),
+            at_most=10,
+            source="Fig. 1(j-l)",
+        )
+        for task, epoch, low, high in (("romo", 1500, 0.4, 0.6), ("mante", 150, 0.9, 1.1)):
+            plateau = data.loss.sel(task=task, g=0.0).isel(epoch=slice(epoch - 50, epoch)).median()
+            yield Claim(
+                f"{TITLES[task]}, g = 0: the loss stays on a plateau before it falls",
+                measured=float(plateau),
+                at_least=low,
+                at_most=high,
+                source="Fig. 1(e, f)",
+                note=f"median loss over L_0 in the 50 epochs before {epoch}",
+            )
+
+    def _flip_flop(self, flip) -> Iterator[Claim]:
         yield Claim(
             "flip-flop, g = 0: the loss after truncation drops to zero at rank 2, in every network",
             measured=float(abs(flip["rank"] - 2).max()),
@@ -102,53 +168,36 @@ class ThreeTasks(Study):
             source="Fig. 1(j)",
             note="largest distance of the functional rank from 2",
         )
-        values = flip.singular_values.median("seed")
         yield Claim(
-            "flip-flop, g = 0: the first two singular values are much larger than the remaining ones",
-            measured=float(values[2] / values[1]),
+            "flip-flop, g = 0: two singular values are large, 1.4 and 1.3",
+            measured=float(abs(flip.singular_values.median("seed")[:2] - np.array([1.4, 1.3])).max()),
+            at_most=0.05,
+            source="Fig. 1(g)",
+            note="largest distance of the medians",
+        )
+        yield Claim(
+            "flip-flop, g = 0: the remaining singular values are much smaller, in every network",
+            measured=float(flip.singular_values.sel(mode=3).max()),
             at_most=0.35,
             source="Fig. 1(g)",
-            note="third over second singular value",
+            note="largest third singular value",
         )
-        trained = np.isfinite(data.test_loss)
-        yield Claim(
-            "the loss curves indicate convergence for all three tasks, at g = 0 and 0.9",
-            measured=float((data.test_loss < 0.02).sum() / trained.sum()),
-            at_least=0.8,
-            source="Fig. 1(d-f)",
-            note=f"share of {int(trained.sum())} networks whose final test loss is below 2 % of L_0",
-        )
-        kept = medians(data)
-        for task, bound in (("mante", 6), ("romo", 10)):
+
+    def _speed(self, kept, task: str, hidden: int) -> Iterator[Claim]:
+        for g, bounds in zip((0.0, 0.9), EPOCH_RANGES.get((task, hidden), ()), strict=False):
             yield Claim(
-                f"{TITLES[task]}, g = 0: a low-rank change solves the task",
-                measured=float(kept["rank"].sel(task=task, g=0.0)),
-                at_least=4 if task == "mante" else 5,
-                at_most=bound,
-                source="Fig. 1(k, l)",
-                note="functional rank; the document's networks have 4 and 6",
-            )
-        yield Claim(
-            "the functional rank is at most 10 in every task, at g = 0 and 0.9",
-            measured=float(kept["rank"].max()),
-            at_most=10,
-            source="Fig. 1(j-l)",
-        )
-        for task in TASKS:
-            speed = float(kept.epochs.sel(task=task, g=0.0) / kept.epochs.sel(task=task, g=0.9))
-            yield Claim(
-                f"{TITLES[task]}: learning becomes faster with initial connectivity",
-                measured=speed,
-                at_least=1,
+                f"{TITLES[task]}, g = {g}: training takes {bounds[0]} to {bounds[1]} epochs",
+                measured=float(kept.epochs.sel(g=g)),
+                at_least=bounds[0],
+                at_most=bounds[1],
                 source="Fig. 1(d-f)",
-                note="epochs to 5 % of the first loss, g = 0 over g = 0.9",
+                note=f"median number of epochs to 5 % of the first loss, N = {hidden}",
             )
-        for task, epoch, level in (("romo", 1500, 0.4), ("mante", 100, 0.8)):
-            plateau = data.loss.sel(task=task, g=0.0).isel(epoch=slice(epoch - 50, epoch)).median()
-            yield Claim(
-                f"{TITLES[task]}, g = 0: the loss stays on a plateau before it falls",
-                measured=float(plateau),
-                at_least=level,
-                source="Fig. 1(e, f)",
-                note=f"median loss over L_0 in the 50 epochs before {epoch}",
-            )
+        bound, reason = least_speedup(task, hidden)
+        yield Claim(
+            f"{TITLES[task]}: learning becomes faster with initial connectivity",
+            measured=float(kept.epochs.sel(g=0.0) / kept.epochs.sel(g=0.9)),
+            at_least=bound,
+            source="Fig. 1(d-f)",
+            note=f"epochs to 5 % of the first loss, g = 0 over g = 0.9; {reason}",
+        )

@@ -7,11 +7,13 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import xr
-from ._networks import TASKS, TITLES, is_converged, measured, medians
+from ._networks import PAPER_SIZE, TASKS, TITLES, is_converged, least_speedup, measured, medians
 
 STRENGTHS = [round(0.3 * k, 1) for k in range(11)]
 # The document goes up to these; stronger networks no longer learn the task in the time given.
 LAST = {"flip-flop": 2.1, "mante": 2.7, "romo": 3.0}
+# How far the norm of the change falls from g = 0 to a stronger g, in networks of 256 units.
+FALLS = {"flip-flop": (1.2, 1.95 / 0.95), "mante": (1.5, 2.35 / 0.85), "romo": (2.1, 4.15 / 0.95)}
 COLORS = dict(zip(TASKS, (style.BLUE, style.VERMILION, style.GREEN), strict=True))
 VARIABLES = ("epochs", "norm_change", "norm_w", "shuffled", "rank", "test_loss")
 
@@ -62,26 +64,29 @@ class InitialConnectivity(Study):
     def claims(self, data) -> Iterator[Claim]:
         """Section 2 of the document, "Effects of initial connectivity"; medians over converged networks."""
         data = data.isel(hidden=0)
-        is_small = int(data.hidden) < 256
+        hidden = int(data.hidden)
         kept = medians(data)
         strengths = data.g.values
         middle = strengths[np.argmin(np.abs(strengths - 1.2))]
         for task in TASKS:
             one = kept.sel(task=task)
             count = f"{int(is_converged(data).sel(task=task).sum())} networks converged"
+            bound, reason = least_speedup(task, hidden)
             yield Claim(
                 f"{TITLES[task]}: convergence time decreases with g",
                 measured=float(one.epochs.sel(g=0.0) / one.epochs.sel(g=middle)),
-                at_least=1,
+                at_least=bound,
                 source="Fig. 2(a)",
-                note=f"epochs at g = 0 over epochs at g = {middle}; {count}",
+                note=f"epochs at g = 0 over epochs at g = {middle}; {count}. At g = 0.9 {reason}",
             )
+            # Smaller networks change more: the size of the fall is known for the document's only.
+            at, fall = FALLS[task] if hidden == PAPER_SIZE else (middle, 1.0)
             yield Claim(
                 f"{TITLES[task]}: the norm of the change decreases with g",
-                measured=float(one.norm_change.sel(g=0.0) / one.norm_change.sel(g=middle)),
-                at_least=1,
+                measured=float(one.norm_change.sel(g=0.0) / one.norm_change.sel(g=at)),
+                at_least=fall,
                 source="Fig. 2(b)",
-                note=f"at g = 0 over g = {middle}",
+                note=f"at g = 0 over g = {at}",
             )
         for task in ("flip-flop", "mante"):
             one = kept.sel(task=task)
@@ -100,7 +105,7 @@ class InitialConnectivity(Study):
                 measured=float(strong.shuffled.sel(task=task).min()),
                 at_least=0.8,
                 source="Fig. 2(c)",
-                note="smallest loss over L_0 after shuffling" + (", N = 64" if is_small else ""),
+                note=f"smallest median loss over L_0 after shuffling, N = {hidden}",
             )
         weak = data.sel(g=0.0)
         yield Claim(
@@ -121,19 +126,25 @@ class InitialConnectivity(Study):
                 )
         ranks = kept["rank"].sel(g=strengths[strengths <= 1.8 + 1e-9])
         yield Claim(
-            "the functional rank is between 2 and 10 for all three tasks",
+            "the functional rank is at most 10 for all three tasks",
             measured=float(ranks.max()),
-            at_least=2,
             at_most=10,
             source="Fig. 2(d)",
-            note=f"largest median for g up to 1.8; the smallest is {float(ranks.min()):.0f}",
+            note="largest median for g up to 1.8",
         )
-        full = kept.norm_w.sel(g=strengths[strengths >= 0.9 - 1e-9])
-        ratio = full / (full.g * np.sqrt(float(data.hidden)))
         yield Claim(
-            "the final connectivity is dominated by the initial one, of norm g sqrt(N)",
-            measured=float(abs(ratio - 1).max()),
-            at_most=0.03 if not is_small else 0.1,
-            source="section 2",
-            note="largest relative distance of the norm of W from g sqrt(N), g of 0.9 and more",
+            "the functional rank is at least 2 for all three tasks",
+            measured=float(ranks.min()),
+            at_least=2,
+            source="Fig. 2(d)",
+            note="smallest median for g up to 1.8",
         )
+        if hidden >= PAPER_SIZE:
+            full = kept.norm_w.sel(g=strengths[strengths >= 0.9 - 1e-9])
+            yield Claim(
+                "the final connectivity is dominated by the initial one, of norm g sqrt(N)",
+                measured=float(abs(full / (full.g * np.sqrt(hidden)) - 1).max()),
+                at_most=0.03,
+                source="section 2",
+                note="largest relative distance of the norm of W from g sqrt(N), g of 0.9 and more",
+            )

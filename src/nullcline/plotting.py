@@ -1,13 +1,20 @@
-"""Trials as a picture: inputs above, outputs and targets below."""
+"""Pictures of what the rooms compute; the rooms themselves draw nothing.
+
+Needs Matplotlib, which is imported at the first call.
+"""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import _style as style
+from .studies import _style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
+
+    from .recurrent import Trials
 
 
 def plot_trial(
@@ -60,21 +67,32 @@ def plot_trial(
     axes.set(xlabel="time", ylim=(-len(rows) + 0.4, 0.6))
 
 
-def plot_trials(trials, *, outputs=None, dt: float = 1.0, count: int = 3):
+def plot_trials(
+    trials: "Trials", *, outputs: "ArrayLike | None" = None, dt: float = 1.0, count: int = 3
+) -> "Figure":
     """Draw the first ``count`` trials of a batch side by side, with the outputs of a network if given.
 
     Parameters
     ----------
     trials
-        A :class:`nullcline.recurrent.Trials`.
+        A :class:`nullcline.recurrent.Trials`, as ``task.sample`` gives it.
     outputs
-        Outputs of a network on them, (batch, time, outputs).
+        Outputs of a network on them, (batch, time, outputs), as ``recurrent.run`` gives them.
     dt
-        Time of one step.
+        Time of one step, ``task.dt``.
     count
         Number of trials to draw.
+
+    Returns
+    -------
+    The figure: inputs in blue above, targets in black where the loss looks, outputs in red over them.
     """
     batch = np.shape(trials.inputs)[0]
+    if outputs is not None and np.shape(outputs) != np.shape(trials.targets):
+        raise ValueError(
+            f"`outputs` must have the shape of the targets, {np.shape(trials.targets)}, got "
+            f"{np.shape(outputs)}."
+        )
     if not 1 <= count <= batch:
         raise ValueError(f"`count` must be in 1..{batch}, the number of trials, got {count}.")
     fig, axes = style.figure(1, count, height=2.6)
