@@ -100,17 +100,7 @@ class SimpleTask(Study):
             source="Eq. (6)",
             note="Largest distance of the readouts, in units of the target.",
         )
-        own = float((np.abs(data.readout - data.flow) / size).max())
-        gap = data.step_gap.median(["seed", "network"])
-        yield Claim(
-            "Training follows the continuous gradient flow of its own weights",
-            measured=float(gap.max()),
-            at_most=0.07,
-            source="Eq. (6)",
-            note="Largest distance of the readouts in units of the target, median over nine networks a seed, "
-            f"by the discrete map; {own:.3f} in the simulation drawn. It is the finite step: over networks "
-            f"the distance goes with η/η_crit, here up to {float(data.rate_over_critical.max()):.2f}.",
-        )
+        yield from self._steps(data.step_gap.stack(one=("seed", "network")), data.rate_over_critical)
         early = data.effective_time <= 0.1
         scatter = np.sqrt(1 / (1 - data.g**2) / data.neurons)
         yield Claim(
@@ -128,11 +118,13 @@ class SimpleTask(Study):
             source="Section 3",
         )
         gap = np.abs(data.third - data.limit) / size
-        for target, tt, bound in ((0.5, 0.3, 0.0145), (2.0, 0.18, 0.015), (2.0, 0.3, 0.085)):
+        # The digits known of the error, rounded: 1.4 %, 32 %, 1 %, 8 %.
+        bounds = ((0.5, 0.3, 0.0145), (0.5, 0.9, 0.325), (2.0, 0.18, 0.015), (2.0, 0.3, 0.085))
+        for target, tt, bound in bounds:
             one = gap.sel(target=target, g=0.0).isel(seed=0)
             at = data.effective_time.sel(target=target, g=0.0).isel(seed=0)
             exact = data.limit.sel(target=target, g=0.0).isel(seed=0)
-            relative = (one * target / np.abs(exact)).where((at > 0) & (at <= tt))
+            relative = (one * target / np.abs(exact)).where((at > 0) & (at <= tt + 1e-9))
             yield Claim(
                 f"Without initial weights the third order is good up to τ̃ = {tt} (target {target})",
                 measured=float(relative.max()),
@@ -140,3 +132,34 @@ class SimpleTask(Study):
                 source="Fig. 3(b,c)",
                 note="Relative error of the readout against the exact flow of infinite width.",
             )
+
+    def _steps(self, gap, over_critical) -> Iterator[Claim]:
+        """Distance of descent with the document's steps from the flow of the same weights."""
+        is_steep = (gap.target == 2.0) & (gap.g == 0.6)
+        steep, count = gap.sel(target=2.0, g=0.6), gap.one.size
+        yield Claim(
+            "Training follows the continuous gradient flow of its own weights",
+            measured=float(gap.where(~is_steep).max()),
+            at_most=0.015,
+            source="Eq. (6)",
+            note="Largest distance of the readouts in units of the target, by the discrete map, over "
+            f"{count} networks of each setting but target 2 with g = 0.6: 0.01 to one digit.",
+        )
+        yield Claim(
+            "For target 2 and g = 0.6, where the curve is steep, it follows less closely",
+            measured=float(steep.median()),
+            at_least=0.03,
+            at_most=0.065,
+            source="Eq. (6)",
+            note=f"The same distance, median over {count} networks.",
+        )
+        yield Claim(
+            "For target 2 and g = 0.6 every network stays within 0.07 of its flow",
+            measured=float(steep.max()),
+            at_least=0.07,
+            source="Eq. (6)",
+            erratum="The distance is not bounded by 0.07: it grows with the step over the critical one, "
+            "which scatters between networks. Of 25 networks of 1024 neurons (45 of 256) nine in ten stay "
+            "within 0.07, and the largest distance is 0.08 (0.12).",
+            note=f"Largest of {count} networks; η/η_crit reaches {float(over_critical.max()):.2f}.",
+        )

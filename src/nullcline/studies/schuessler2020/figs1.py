@@ -18,7 +18,7 @@ class NetworkSize(Study):
 
     source = "schuessler2020/figS1"
     presets = {
-        "quick": Grid(task=["flip-flop"], g=[0.0, 0.9, 1.8], hidden=[64, 128], seed=[0]),
+        "quick": Grid(task=["flip-flop"], g=[0.0, 0.9, 1.8], hidden=[64, 128], seed=range(4)),
         "paper": Grid(task=TASKS, g=[0.0, 0.9, 1.8], hidden=[64, 128, 256, 512, 1024], seed=range(5)),
     }
     vectorized = ("seed",)
@@ -63,18 +63,18 @@ class NetworkSize(Study):
                     measured=float(
                         one.norm_change.sel(hidden=largest) / one.norm_change.sel(hidden=smallest)
                     ),
-                    at_most=1.1,
+                    at_most=1.05,
                     source="Fig. S1(d-f)",
-                    note=f"N = {largest} over N = {smallest}",
+                    note=f"N = {largest} over N = {smallest}; known flip-flop networks go from 1.95 to 2.03",
                 )
             for g in data.g.values:
                 one = kept.sel(task=task, g=g)
                 yield Claim(
                     f"{TITLES[str(task)]}, g = {g}: the number of epochs does not grow with N",
                     measured=float(one.epochs.sel(hidden=largest) / one.epochs.sel(hidden=smallest)),
-                    at_most=1.25,
+                    at_most=1,
                     source="Fig. S1(a-c)",
-                    note=f"N = {largest} over N = {smallest}; single networks scatter by a factor of two",
+                    note=f"median of N = {largest} over that of N = {smallest}",
                 )
         large = data.hidden.values[data.hidden.values >= 256]
         if large.size:
