@@ -85,16 +85,28 @@ def test_training_learns_and_leaves_the_words_alone(data, trained):
     assert recurrent.accuracy(trained.final, data[2]) == trained.held_out_accuracies[-1]
 
 
-def test_training_is_reproducible(data):
+def test_stopped_training_resumes_to_the_same_numbers(data, trained, tmp_path):
+    """Stop, write the checkpoint to a file, read it into a fresh form, go on: bit for bit the whole run."""
     words, train, held = data
     model = recurrent.lstm_classifier(words, 12, key=jr.key(0))
-    runs = [
-        recurrent.train_classifier(
-            model, train, held_out=held, epochs=1, learning_rate=0.02, dropout=0.2, key=jr.key(1)
-        )
-        for _ in range(2)
-    ]
-    np.testing.assert_array_equal(runs[0].final.second.w, runs[1].final.second.w)
+    settings = {"held_out": held, "epochs": 6, "learning_rate": 0.02, "dropout": 0.2, "key": jr.key(1)}
+    seen = []
+
+    def report(checkpoint):
+        seen.append(checkpoint.loss)
+        eqx.tree_serialise_leaves(tmp_path / "classifier.eqx", checkpoint)
+        return int(checkpoint.epoch) == 4
+
+    stopped = recurrent.train_classifier(model, train, **settings, report=report)
+    assert stopped.flags == ("stopped",) and seen == list(trained.losses[:4])
+    assert np.isnan(stopped.losses[4:]).all()
+    form = recurrent.first_classifier_checkpoint(model, epochs=6)
+    checkpoint = eqx.tree_deserialise_leaves(tmp_path / "classifier.eqx", form)
+    resumed = recurrent.train_classifier(model, train, **settings, resume=checkpoint)
+    for ours, theirs in zip(jax.tree.leaves(resumed), jax.tree.leaves(trained), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="`resume` does not belong to this training"):
+        recurrent.train_classifier(model, train, **settings | {"epochs": 5}, resume=checkpoint)
 
 
 def test_blocks_are_cut_together(data, trained):

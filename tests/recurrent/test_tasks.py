@@ -308,6 +308,19 @@ def test_four_tasks(key):
         task.sample(6, key=key)
 
 
+def test_balanced_batches_hold_every_angle_equally_often(key):
+    task = recurrent.FourTasks(period=2, context=1, angles=5, is_balanced=True)
+    trials = task.sample(40, key=key)
+    # Twice the five angles in each of the four tasks, without noise in the targets.
+    np.testing.assert_array_equal(
+        trials.targets.reshape(4, 2, 5, 7, 3),
+        np.broadcast_to(task.grid(20).targets.reshape(4, 1, 5, 7, 3), (4, 2, 5, 7, 3)),
+    )
+    assert float(np.std(trials.inputs - np.tile(task.grid(20).inputs[:1], (40, 1, 1)))) > 0.1
+    with pytest.raises(ValueError, match="`batch` must be a multiple of 20, every angle"):
+        task.sample(24, key=key)
+
+
 def test_pulse_flip_flop():
     trials, clean = many("pulses"), recurrent.PulseFlipFlop(noise=0.0).sample(TRIALS, key=jr.key(7))
     pulses = np.array(clean.inputs)
@@ -329,7 +342,10 @@ def test_pulse_flip_flop():
             lambda: recurrent.FlipFlop(duration=6.0),
             "`duration` must exceed fixation \\+ delay = 6.0, got 6.0",
         ),
+        # Longer than fixation and delay, but by less than a step.
+        (lambda: recurrent.FlipFlop(duration=6.4), "`duration` must exceed fixation"),
         (lambda: recurrent.FlipFlop(interval=(5.0, 5.0)), "`interval` must be"),
+        (lambda: recurrent.Romo(interval=(0.2, 8.0)), "`interval` is 0.2, shorter than one step"),
         (lambda: recurrent.Mante(n_in=3), "`n_in` must be even, half signals and half context, got 3"),
         (lambda: recurrent.Mante(coherences=(0.0, 1.0)), "`coherences` must be nonzero"),
         (lambda: recurrent.Romo(min_diff=1.0), "`min_diff` must be in"),
@@ -337,6 +353,10 @@ def test_pulse_flip_flop():
         (lambda: recurrent.Constant(decision=0.0), "`decision` must be positive"),
         (lambda: recurrent.Cosine(window=30.0), "`window` must be in"),
         (lambda: recurrent.MemoryPro(period=0), "`period` must be at least 1"),
+        (
+            lambda: recurrent.FourTasks(angles=None, is_balanced=True),
+            "`is_balanced` needs a number of `angles`",
+        ),
         (lambda: recurrent.PulseFlipFlop(rate=0.0), "`rate` must be in"),
         (lambda: recurrent.FlipFlop().sample(0, key=jr.key(0)), "`batch` must be at least 1, got 0"),
     ],

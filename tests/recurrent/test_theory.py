@@ -258,6 +258,8 @@ BAD = [
     (lambda: theory.infinite_width_flow(1.0, 0.5, jnp.ones(1), nodes=0), "`nodes` must be at least 1"),
     (lambda: theory.learning_time(*GOOD, 1.0, fraction=1.0), "`fraction` must be between"),
     (lambda: theory.learning_time(*GOOD, 0.0, relative_to="target"), "`target` must not be 0"),
+    (lambda: theory.learning_time(target=0.0, g=0.5), "`target` must not be 0"),
+    (lambda: theory.first_order(0.0, 0.5), "`target` must not be 0"),
     (lambda: theory.learning_time(*GOOD, 1.0, g=0.5), "not both"),
     (lambda: theory.learning_time(target=1.0), "Give a network"),
     (lambda: theory.critical_step(*GOOD), "`target` is missing"),

@@ -10,12 +10,14 @@ from ._cells import AbstractCell as AbstractCell
 from ._cells import RateCell as RateCell
 from ._cells import rate_cell as rate_cell
 from ._classifier import BLOCKS as BLOCKS
+from ._classifier import ClassifierCheckpoint as ClassifierCheckpoint
 from ._classifier import ClassifierResult as ClassifierResult
 from ._classifier import LSTMClassifier as LSTMClassifier
 from ._classifier import LSTMLayer as LSTMLayer
 from ._classifier import Truncation as Truncation
 from ._classifier import accuracy as accuracy
 from ._classifier import blocks as blocks
+from ._classifier import first_classifier_checkpoint as first_classifier_checkpoint
 from ._classifier import logits as logits
 from ._classifier import lstm_classifier as lstm_classifier
 from ._classifier import train_classifier as train_classifier

@@ -111,12 +111,16 @@ class FourTasks(AbstractTask):
         Steps of each of the three periods, and of the context before them.
     noise, angles
         As in the single tasks.
+    is_balanced
+        Whether a batch holds every one of the ``angles`` equally often in each task, in place of random
+        ones: what the tasks share is then learned in about half as many updates.
     """
 
     period: int = 30
     context: int = 30
     noise: float = 0.1 * math.sqrt(2)
     angles: int | None = 10
+    is_balanced: bool = False
     dt: float = 1.0
 
     tasks: ClassVar[tuple[type[AbstractAngleTask], ...]] = (MemoryPro, MemoryAnti, DelayPro, DelayAnti)
@@ -125,6 +129,8 @@ class FourTasks(AbstractTask):
     def __check_init__(self):
         _check_angles(self.period, self.noise, self.angles, self.dt)
         check_sizes(context=self.context)
+        if self.is_balanced and self.angles is None:
+            raise ValueError("`is_balanced` needs a number of `angles`, got None: uniform ones.")
 
     @property
     def inputs(self) -> int:
@@ -149,7 +155,16 @@ class FourTasks(AbstractTask):
     def draw(self, batch: int, key: PRNGKeyArray, dtype: jnp.dtype) -> Trials:
         """Law of the trials, a quarter of them of each task."""
         angle_key, noise_key = jr.split(key)
-        angle = _draw_angles(angle_key, (len(self.tasks), batch // len(self.tasks)), self.angles, dtype)
+        share = batch // len(self.tasks)
+        if not self.is_balanced or self.angles is None:
+            angle = _draw_angles(angle_key, (len(self.tasks), share), self.angles, dtype)
+        elif share % self.angles:
+            raise ValueError(
+                f"`batch` must be a multiple of {len(self.tasks) * self.angles}, every angle of every task "
+                f"equally often, got {batch}."
+            )
+        else:
+            angle = jnp.tile(_even_angles(self.angles, dtype), (len(self.tasks), share // self.angles))
         return _noisy(*self._trials(angle), self.noise, noise_key)
 
     def grid(self, batch: int, *, dtype: DTypeLike = float) -> Trials:

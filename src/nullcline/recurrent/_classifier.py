@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from ._cells import check_sizes, uniform
 from ._gated_cells import check_gates, lstm_update
@@ -177,8 +177,37 @@ def accuracy(model: LSTMClassifier, corpus: Corpus) -> float:
     return float(np.mean((logits(model, corpus) > 0) == (corpus.labels == 1)))
 
 
+class ClassifierCheckpoint(eqx.Module):
+    """All that training carries from one epoch to the next, with the record of the epochs before.
+
+    ``equinox.tree_serialise_leaves`` writes it and :func:`first_classifier_checkpoint` gives the form to read
+    it back.
+    """
+
+    epoch: Int[np.ndarray, ""]
+    model: LSTMClassifier
+    optimizer_state: PyTree
+    history: Float[np.ndarray, "curves epochs"]
+
+    @property
+    def loss(self) -> float:
+        """Training loss of the last epoch."""
+        return float(self.history[0, max(int(self.epoch) - 1, 0)])
+
+
+def first_classifier_checkpoint(model: LSTMClassifier, *, epochs: int) -> ClassifierCheckpoint:
+    """Checkpoint before the first epoch; also the form that a checkpoint on disk is read into."""
+    check_sizes(epochs=epochs)
+    state = _ADAM.init(eqx.filter(model, _trained(model)))
+    return ClassifierCheckpoint(np.asarray(0), model, state, np.full((4, epochs), np.nan))
+
+
 class ClassifierResult(eqx.Module):
-    """What training did to a classifier, with one entry per epoch."""
+    """What training did to a classifier, with one entry per epoch.
+
+    ``flags`` may hold ``diverged`` (``final`` is then the model before that epoch), ``stopped`` and
+    ``low_coverage`` (fewer than 0.8 of the tokens have a vector).
+    """
 
     initial: LSTMClassifier
     final: LSTMClassifier
@@ -186,6 +215,7 @@ class ClassifierResult(eqx.Module):
     accuracies: Float[np.ndarray, " epochs"]
     held_out_losses: Float[np.ndarray, " epochs"]
     held_out_accuracies: Float[np.ndarray, " epochs"]
+    checkpoint: ClassifierCheckpoint
     flags: tuple[str, ...] = eqx.field(static=True)
 
 
@@ -225,7 +255,8 @@ def train_classifier(
     batch_size: int = 64,
     learning_rate: float | None = None,
     dropout: float = 0.5,
-    report: Callable[[int, float], bool | None] | None = None,
+    report: Callable[[ClassifierCheckpoint], bool | None] | None = None,
+    resume: ClassifierCheckpoint | None = None,
     key: PRNGKeyArray,
 ) -> ClassifierResult:
     """Train all weights but the word vectors with Adam on the binary cross-entropy.
@@ -243,47 +274,70 @@ def train_classifier(
     dropout
         Share of the hidden states that is dropped between the layers and before the readout, in [0, 1).
     report
-        Called with the epoch and its loss; training stops when it returns true.
+        Called with the :class:`ClassifierCheckpoint` after every epoch, to show progress or to save it;
+        training stops when it returns true.
+    resume
+        Go on from this checkpoint, to the numbers of a training that was not stopped; every other argument
+        must be as before.
     key
         Random key of the order of sentences and of dropout.
     """
-    check_sizes(epochs=epochs, batch_size=batch_size)
+    check_sizes(batch_size=batch_size)
     if not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be in [0, 1), got {dropout}.")
     dtype = model.w_out.dtype
     rate = jnp.asarray(0.01 / model.hidden if learning_rate is None else learning_rate, dtype)
-    initial, flags = model, (("low_coverage",) if corpus.coverage < 0.8 else ())
-    state = _ADAM.init(eqx.filter(model, _trained(model)))
-    history = np.full((4, epochs), np.nan)
-    for epoch in range(epochs):
-        order_key, drop_key = jr.split(jr.fold_in(key, epoch))
-        order = np.asarray(jr.permutation(order_key, len(corpus)))
-        total = hits = 0.0
-        before = model
-        for index, (rows, tokens, lengths, labels, weights) in enumerate(_batches(corpus, batch_size, order)):
-            batch = (
-                jnp.asarray(tokens),
-                jnp.asarray(lengths),
-                jnp.asarray(labels, dtype),
-                jnp.asarray(weights, dtype),
+    flags = ("low_coverage",) if corpus.coverage < 0.8 else ()
+    done = first_classifier_checkpoint(model, epochs=epochs)
+    if resume is not None:
+        if _shapes(resume) != _shapes(done):
+            raise ValueError(
+                "`resume` does not belong to this training: model and `epochs` must be those of the run that "
+                "wrote the checkpoint."
             )
-            model, state, value, right = _update(
-                model, state, batch, rate, dropout, jr.fold_in(drop_key, index)
-            )
-            total, hits = total + value * len(rows), hits + right
-        if not np.isfinite(float(total)):
-            model, flags = before, (*flags, "diverged")
-            break
-        held = logits(model, held_out)
-        history[:, epoch] = (
-            float(total) / len(corpus),
-            float(hits) / len(corpus),
-            np.mean(np.logaddexp(0, np.where(held_out.labels == 1, -held, held))),
-            np.mean((held > 0) == (held_out.labels == 1)),
+        done = resume
+    for epoch in range(int(done.epoch), epochs):
+        after, state, curves = _epoch(
+            done.model, done.optimizer_state, corpus, batch_size, rate, dropout, jr.fold_in(key, epoch)
         )
-        if report is not None and report(epoch, history[0, epoch]):
+        if not np.all(np.isfinite(curves)):
+            flags = (*flags, "diverged")
             break
-    return ClassifierResult(initial, model, *history, flags=flags)
+        history = done.history.copy()
+        history[:, epoch] = *curves, *_held_out(after, held_out)
+        done = ClassifierCheckpoint(np.asarray(epoch + 1), after, state, history)
+        if report is not None and report(done) and epoch + 1 < epochs:
+            flags = (*flags, "stopped")
+            break
+    return ClassifierResult(model, done.model, *done.history, checkpoint=done, flags=flags)
+
+
+def _epoch(model, state, corpus, batch_size, rate, dropout, key):
+    """One pass over the sentences; the model, the optimizer's state, and training loss and accuracy."""
+    order_key, drop_key = jr.split(key)
+    order = np.asarray(jr.permutation(order_key, len(corpus)))
+    total = hits = 0.0
+    for index, (rows, tokens, lengths, labels, weights) in enumerate(_batches(corpus, batch_size, order)):
+        batch = (
+            jnp.asarray(tokens),
+            jnp.asarray(lengths),
+            jnp.asarray(labels, rate.dtype),
+            jnp.asarray(weights, rate.dtype),
+        )
+        model, state, value, right = _update(model, state, batch, rate, dropout, jr.fold_in(drop_key, index))
+        total, hits = total + value * len(rows), hits + right
+    return model, state, (float(total) / len(corpus), float(hits) / len(corpus))
+
+
+def _held_out(model: LSTMClassifier, corpus: Corpus) -> tuple[float, float]:
+    """Loss and accuracy without dropout."""
+    values, is_positive = logits(model, corpus), corpus.labels == 1
+    loss = np.mean(np.logaddexp(0, np.where(is_positive, -values, values)))
+    return float(loss), float(np.mean((values > 0) == is_positive))
+
+
+def _shapes(checkpoint: ClassifierCheckpoint) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(checkpoint)]
 
 
 def blocks(model: LSTMClassifier) -> dict[str, Float[Array, "gates hidden"]]:

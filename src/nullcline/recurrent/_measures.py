@@ -10,6 +10,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
+from .._order import after
 from ._cells import AbstractCell
 from ._run import trial_outputs
 from ._trials import Trials, loss
@@ -130,9 +131,7 @@ class Spectrum(eqx.Module):
 @eqx.filter_jit
 def _spectrum(w):
     values = jnp.linalg.svd(w, compute_uv=False)
-    # Two independent LAPACK calls in one program may wait for each other for ever on a small thread pool.
-    w, values = lax.optimization_barrier((w, values))
-    eigenvalues = jnp.linalg.eigvals(w)
+    eigenvalues = jnp.linalg.eigvals(after(w, values))
     return values, eigenvalues[jnp.argsort(-eigenvalues.real)]
 
 

@@ -47,9 +47,11 @@ class FlipFlop(AbstractTask):
     def __check_init__(self):
         check_dt(self.dt)
         check_sizes(channels=self.channels)
-        for name in ("duration", "fixation", "stimulus", "delay"):
+        time, fixation, _, delay = (
             steps_of(name, getattr(self, name), self.dt)
-        if self.duration <= self.fixation + self.delay:
+            for name in ("duration", "fixation", "stimulus", "delay")
+        )
+        if time <= fixation + delay:
             raise ValueError(
                 f"`duration` must exceed fixation + delay = {self.fixation + self.delay}, "
                 f"got {self.duration}: no step would be left for the loss."
@@ -263,8 +265,8 @@ class Romo(AbstractTask):
         low, high = self.interval
         if not 0 <= low < high:
             raise ValueError(f"`interval` must be (low, high) with 0 <= low < high, got {self.interval}.")
-        if high < self.dt:
-            raise ValueError(f"`interval` ends at {high}, before one step, dt = {self.dt}.")
+        for bound in self.interval:
+            steps_of("interval", bound, self.dt)
         low, high = self.amplitudes
         if not low < high:
             raise ValueError(f"`amplitudes` must be (low, high) with low < high, got {self.amplitudes}.")

@@ -16,12 +16,12 @@ from ._expansion import traces as traces
 from ._flow import Flow as Flow
 from ._flow import FlowStatus as FlowStatus
 from ._flow import InfiniteWidthFlow as InfiniteWidthFlow
-from ._flow import Learning as Learning
-from ._flow import critical_step as critical_step
 from ._flow import exact_flow as exact_flow
 from ._flow import infinite_width_flow as infinite_width_flow
-from ._flow import learning as learning
-from ._flow import learning_time as learning_time
+from ._learning import Learning as Learning
+from ._learning import critical_step as critical_step
+from ._learning import learning as learning
+from ._learning import learning_time as learning_time
 from ._measure import infinite_width_network as infinite_width_network
 from ._series import Series as Series
 from ._series import series as series

@@ -88,6 +88,22 @@ def require_network(w0: Float[Array, "n n"], m: Float[Array, " n"], w: Float[Arr
         )
 
 
-def common_dtype(*arrays: Array) -> jnp.dtype:
-    """The floating type of the network; the flows follow the precision they are given."""
-    return jnp.result_type(*arrays)
+def checked_target(
+    w0: Float[Array, "n n"], m: Float[Array, " n"], w: Float[Array, " n"], target: Scalar
+) -> Float[Array, ""]:
+    """Check a network with its target; give the target in the precision of the network, as the flows are."""
+    require_finite(target=target)
+    require_network(w0, m, w)
+    return jnp.asarray(target, jnp.result_type(w0, m, w))
+
+
+def require_ratio(target: Scalar, why: str) -> None:
+    """Raise if a target of 0 makes a ratio to the initial loss meaningless."""
+    if not is_traced(target) and float(target) == 0:
+        raise ValueError(f"`target` must not be 0: {why}")
+
+
+def require_rank(rank: int) -> None:
+    """Raise unless there is at least one basis vector."""
+    if rank < 1:
+        raise ValueError(f"`rank` must be at least 1, got {rank}; 12 is enough for most networks.")

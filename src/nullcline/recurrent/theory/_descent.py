@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ._checks import Scalar, common_dtype, is_traced, require_finite, require_network
-from ._flow import check_rank, is_truncated, reduced_flow, stable_step
+from ._checks import Scalar, checked_target, is_traced
+from ._flow import reduced_flow
+from ._learning import stable_step
 from ._problem import Reduced
 
 
@@ -120,12 +121,9 @@ def descent(
         raise ValueError(f"`step` must be positive and finite, got {step}.")
     if steps < 1:
         raise ValueError(f"`steps` must be at least 1, got {steps}.")
-    check_rank(rank)
-    require_finite(target=target)
-    require_network(w0, m, w)
-    dtype = common_dtype(w0, m, w)
-    target, step = jnp.asarray(target, dtype), jnp.asarray(step, dtype)
-    solution, gap, left, right = reduced_flow(w0, m, w, target, rank)
+    target = checked_target(w0, m, w, target)
+    step = jnp.asarray(step, target.dtype)
+    solution, left, right, flow = reduced_flow(w0, m, w, target, rank)
     problem = solution.problem
     assert isinstance(problem, Reduced)
     readout, core, sign = _descend(problem, target, step, steps)
@@ -136,7 +134,7 @@ def descent(
         jnp.any(is_unstable),
         _first(is_unstable),
         step > stable_step(solution),
-        is_truncated(gap),
-        dtype != jnp.float64,
+        flow.krylov_truncated,
+        flow.single_precision,
     )
-    return Descent(step * jnp.arange(steps + 1, dtype=dtype), readout, core, left, right, status)
+    return Descent(step * jnp.arange(steps + 1, dtype=target.dtype), readout, core, left, right, status)

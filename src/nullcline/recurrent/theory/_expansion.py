@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ._checks import Scalar, require_finite, require_gain, require_network, require_times
+from ._checks import Scalar, require_finite, require_gain, require_network, require_ratio, require_times
 
 Times = float | Float[Array, "*times"]
 
@@ -161,6 +161,7 @@ def first_order(target: Scalar, g: Scalar) -> FirstOrder:
     :math:`\tau_1^* = 1/\beta^2`, :math:`\|W_1\| = |\hat z|\beta`, :math:`\|\Delta W\| = |\hat z|/\beta` and
     :math:`L^s/L_0 = g^4(2-g^2)^2`: schuessler2020, Eqs. (12)-(13), (34) and (84).
     """
+    require_ratio(target, "the loss after shuffling is relative to the initial one.")
     _, target, beta = _prepare(0.0, target, g)
     g2 = 1 - 1 / beta
     return FirstOrder(beta**-2, jnp.abs(target) * beta, jnp.abs(target) / beta, (g2 * (2 - g2)) ** 2)

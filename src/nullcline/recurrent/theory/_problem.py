@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import lu_factor, lu_solve
 from jaxtyping import Array, Float
 
+from ..._order import after
+
 
 class AbstractProblem(eqx.Module):
     """A network whose weight change is ``left @ change @ right.T``."""
@@ -63,9 +65,7 @@ class Full(AbstractProblem):
         """Solve :math:`(I - W)q = m` and :math:`(I - W)^Tp = w`."""
         factors = lu_factor(jnp.eye(self.m.shape[0], dtype=self.w0.dtype) - self.w0 - change)
         q = lu_solve(factors, self.m)
-        # Two independent batched LAPACK calls can block one another: the second waits for the first.
-        w, q = jax.lax.optimization_barrier((self.w, q))
-        return lu_solve(factors, w, trans=1), q
+        return lu_solve(factors, after(self.w, q), trans=1), q
 
     def no_change(self) -> Float[Array, "n n"]:
         """A change of zero."""
@@ -92,8 +92,7 @@ def krylov(
     """
     factors = lu_factor(jnp.eye(m.shape[0], dtype=w0.dtype) - w0)
     bm = lu_solve(factors, m)
-    w, bm = jax.lax.optimization_barrier((w, bm))
-    bw = lu_solve(factors, w, trans=1)
+    bw = lu_solve(factors, after(w, bm), trans=1)
     empty = jnp.zeros((m.shape[0], rank), w0.dtype)
     left = empty.at[:, 0].set(_orthogonalized(bw, empty))
     right = empty.at[:, 0].set(_orthogonalized(bm, empty))
@@ -101,8 +100,7 @@ def krylov(
     def grow(k: Array, bases: tuple[Array, Array]) -> tuple[Array, Array]:
         left, right = bases
         to_right = lu_solve(factors, left[:, k - 1])
-        newest, to_right = jax.lax.optimization_barrier((right[:, k - 1], to_right))
-        to_left = lu_solve(factors, newest, trans=1)
+        to_left = lu_solve(factors, after(right[:, k - 1], to_right), trans=1)
         return (
             left.at[:, k].set(_orthogonalized(to_left, left)),
             right.at[:, k].set(_orthogonalized(to_right, right)),

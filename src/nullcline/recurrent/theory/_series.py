@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import lu_factor, lu_solve
 from jaxtyping import Array, Float
 
-from ._checks import Scalar, common_dtype, require_finite, require_network
+from ..._order import after
+from ._checks import Scalar, checked_target
 
 
 class Series(eqx.Module):
@@ -43,9 +44,7 @@ def series(
     """
     if order < 0:
         raise ValueError(f"`order` must be at least 0, got {order}.")
-    require_finite(target=target)
-    require_network(w0, m, w)
-    return _coefficients(w0, m, w, jnp.asarray(target, common_dtype(w0, m, w)), order)
+    return _coefficients(w0, m, w, checked_target(w0, m, w, target), order)
 
 
 @functools.partial(jax.jit, static_argnames="order")
@@ -58,9 +57,7 @@ def _coefficients(w0: Array, m: Array, w: Array, target: Array, order: int) -> S
         right = sum((change[j] @ q[k - j] for j in range(1, k + 1)), m if k == 0 else jnp.zeros_like(m))
         left = sum((change[j].T @ p[k - j] for j in range(1, k + 1)), w if k == 0 else jnp.zeros_like(w))
         q.append(lu_solve(x, right))
-        # Two independent batched LAPACK calls can block one another: the second waits for the first.
-        left, q[k] = jax.lax.optimization_barrier((left, q[k]))
-        p.append(lu_solve(x, left, trans=1))
+        p.append(lu_solve(x, after(left, q[k]), trans=1))
         z.append(w @ q[k])
         error.append((target if k == 0 else 0.0) - z[k])
         # sum over a + b + c = k of e_a p_b q_c^T: the inner sum over a first, then outer products.
