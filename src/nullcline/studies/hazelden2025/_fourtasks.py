@@ -14,7 +14,7 @@ from .._lazy import jax, jnp, jr, lazily, optax
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
 
-RECORD = 100
+RECORD = 50
 TASKS = ("MP", "MA", "DP", "DA")
 FILTERS = {"Pro/Anti": ((0, 2), (1, 3)), "Mem/Del": ((0, 1), (2, 3))}
 """Pairs of tasks that share the sign of the response, and pairs that share the course of the stimulus."""
@@ -43,9 +43,11 @@ def _optimizer() -> Any:
 
 # Figures S14 and S15 show the same networks: those that were made by this process are found again.
 @functools.lru_cache(maxsize=64)
-def course(hidden: int, period: int, batch: int, angles: int, steps: int, g: float, seed: int) -> Course:
+def course(
+    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, g: float, seed: int
+) -> Course:
     """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
-    task = recurrent.FourTasks(period=period, context=period)
+    task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
     cell = recurrent.gru_cell(
         task.inputs, hidden, task.outputs, g=g, dtype=jnp.float32, key=jr.fold_in(jr.key(4), seed)
     )
