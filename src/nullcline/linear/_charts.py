@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int
 
 from ._basis import Basis, decay_integral
@@ -133,12 +134,12 @@ def factors(
     column = jnp.exp(-(jnp.where(column_grows, base, 0) + column_rest))
     # Kept, not recomputed: XLA would otherwise repeat the exponentials in each of the products below.
     up, column = jax.lax.optimization_barrier((up, column))
-    still = (chart.down * integral[:k, None]).T @ chart.down + chart.identity_gram
-    gram = (up * integral[:, None]).T @ up + still * (column[:, None] * column[None, :])
-    lower = jnp.linalg.cholesky(gram)
+    down = chart.down * column[None, :]
+    rows, weight = jnp.concatenate([up, down]), jnp.concatenate([integral, integral[:k]])
+    gram = rows.T @ (weight[:, None] * rows) + chart.identity_gram * (column[:, None] * column[None, :])
+    lower = jnp.linalg.cholesky(gram.T, symmetrize_input=False)
 
     pair, outside = up[:k], up[k:]
-    down = chart.down * column[None, :]
     lt = lt[:k]
     shrink, lost = jnp.exp(-lt), jnp.expm1(-lt)
     # While little has grown, add the change to the initial weights: the weaker layer keeps its own accuracy.
@@ -155,34 +156,5 @@ def factors(
             top = jnp.concatenate([top, outside])
         else:
             bottom = jnp.concatenate([bottom, outside])
-    rows = top.shape[0]
-    solved = solve_lower(lower, jnp.concatenate([top, bottom]))
-    return solved[:rows], solved[rows:]
-
-
-def solve_lower(lower: Float[Array, "hidden hidden"], rows: Float[Array, "rows hidden"]) -> Array:
-    r"""The product :math:`E L^{-\top}`, in blocks of columns.
-
-    Matrix products do nearly all of the work; batched triangular solves are several times slower on CPU.
-    """
-    hidden = lower.shape[0]
-    block = 8 if hidden <= 32 else max(16, hidden // 4)
-    done: list[Array] = []
-    for start in range(0, hidden, block):
-        stop = min(start + block, hidden)
-        part = rows[:, start:stop]
-        if done:
-            part = part - jnp.concatenate(done, axis=1) @ lower[start:stop, :start].T
-        done.append(part @ _invert_lower(lower[start:stop, start:stop]).T)
-    return done[0] if len(done) == 1 else jnp.concatenate(done, axis=1)
-
-
-def _invert_lower(lower: Array) -> Array:
-    """Inverse of a small lower triangular matrix, by halves."""
-    size = lower.shape[0]
-    if size == 1:
-        return 1 / lower
-    half = size // 2
-    first, last = _invert_lower(lower[:half, :half]), _invert_lower(lower[half:, half:])
-    corner = -(last @ lower[half:, :half]) @ first
-    return jnp.block([[first, jnp.zeros((half, size - half), lower.dtype)], [corner, last]])
+    solved = solve_triangular(lower, jnp.concatenate([top, bottom]).T, lower=True).T
+    return solved[: top.shape[0]], solved[top.shape[0] :]

@@ -1,5 +1,6 @@
 """The exact gradient flow of λ-balanced networks."""
 
+import math
 from functools import partial
 
 import jax
@@ -18,7 +19,8 @@ from ._trajectory import NOT_WHITE, OK, UNBALANCED, Trajectory
 # A chart serves earlier times at full accuracy while l·(t* − t) ≤ 16, or down to t*/4. One for all times
 # costs four digits at worst; four charts leave errors below 1e-12.
 _REACH, _RATIO = 16.0, 4.0
-_BLOCKS_UNDER_TRACE = 4
+_GROUPS_UNDER_TRACE = 4
+_CACHED_ENTRIES = 1024
 
 
 def exact_flow(
@@ -88,12 +90,12 @@ def exact_flow(
             "Whiten them with `linear.whiten(x)`, or use `linear.integrate_flow`, which takes any inputs."
         )
     leaves = (w1, w2, task.x, task.y, task.correlation, times)
-    blocks = min(times.shape[0], _BLOCKS_UNDER_TRACE)
+    ends = _equal_groups(times.shape[0])
     if is_concrete(*leaves, lam, tau):
         rate, clock = _check_values(network, task, tau, lam, tolerance)
-        blocks = _count_blocks(np.asarray(times), rate * clock)
-    arguments = (w1, w2, (task.x, task.y, task.correlation), times, tau, lam, tolerance)
-    g1, g2, v, u, status = _solve(*arguments, task.is_isotropic, blocks)
+        ends = _share_charts(np.asarray(times), rate * clock)
+    data = (task.x, task.y, task.correlation)
+    g1, g2, v, u, status = _solve(w1, w2, data, times, ends, tau, lam, tolerance, task.is_isotropic)
     return Trajectory(times, g1, g2, v, u, status)
 
 
@@ -111,8 +113,8 @@ def check_fit(network: Network, task: Task) -> None:
         )
 
 
-@partial(jax.jit, static_argnums=(7, 8))
-def _solve(w1, w2, data, times, tau, lam, tolerance, is_isotropic, blocks):
+@partial(jax.jit, static_argnums=8)
+def _solve(w1, w2, data, times, ends, tau, lam, tolerance, is_isotropic):
     """One program for the whole solution, on arrays."""
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     w1, w2, times, tau = w1.astype(dtype), w2.astype(dtype), times.astype(dtype), jnp.asarray(tau, dtype)
@@ -144,20 +146,32 @@ def _solve(w1, w2, data, times, tau, lam, tolerance, is_isotropic, blocks):
         q = jnp.linalg.qr(q.T, mode="r").T
     basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], after(target, q), lam, tolerance)
 
-    count = times.shape[0]
-    length = -(-count // blocks)
-    clock = jnp.pad(clock, (0, blocks * length - count), mode="edge").reshape(blocks, length)
-
-    def block(ts):
-        chart = make_chart(basis, jnp.max(ts), tolerance)
-        each = partial(factors, basis, chart)
-        # Large matrices one by one: batched products of them are slow and their temporaries leave the cache.
-        return jax.vmap(each)(ts) if hidden < 48 else jax.lax.map(each, ts)
-
-    g1, g2 = jax.vmap(block)(clock) if hidden < 48 else jax.lax.map(block, clock)
-    g1, g2 = (g.reshape(-1, *g.shape[2:])[:count] for g in (g1, g2))
     nan = jnp.where(status == OK, 0, jnp.nan).astype(dtype)
-    return g1 + nan, g2 + nan, basis.v, basis.u, status
+    # On CPU one chart and a few times after the other, few enough that their matrices stay in the cache.
+    is_cpu = jax.default_backend() == "cpu"
+    each = jax.lax.map if is_cpu and len(ends) > 1 else _all_at_once
+    charts = each(lambda time: make_chart(basis, time, tolerance), clock[ends - 1])
+    # Through the matrix that is factorized, NaN reaches every entry without another pass over them.
+    charts = charts._replace(identity_gram=charts.identity_gram + nan)
+
+    def at(time, index):
+        return factors(basis, jax.tree.map(lambda leaf: leaf[index], charts), time)
+
+    count = clock.shape[0]
+    steps = -(-count // max(1, _CACHED_ENTRIES // (n * hidden))) if is_cpu else 1
+    batch = -(-count // steps)
+    index = jnp.searchsorted(ends, jnp.arange(count), side="right")
+    clock, index = (
+        jnp.pad(x, (0, steps * batch - count), mode="edge").reshape(steps, batch) for x in (clock, index)
+    )
+    each = jax.lax.map if steps > 1 else _all_at_once
+    g1, g2 = each(lambda x: jax.vmap(at)(*x), (clock, index))
+    g1, g2 = (g.reshape(-1, *g.shape[2:])[:count] for g in (g1, g2))
+    return g1, g2, basis.v, basis.u, status
+
+
+def _all_at_once(function, values):
+    return jax.vmap(function)(values)
 
 
 def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> tuple[float, float]:
@@ -201,24 +215,37 @@ def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> t
             f"`lam` = {float(lam):.9g} contradicts the weights, which are balanced with λ = {seen:.9g}. "
             "Omit `lam`."
         )
-    bound_s = np.sqrt(np.sqrt(_norm2(target @ target.T)))
-    return float(np.hypot(bound_s, seen / 2)), kappa / float(tau)
+    return float(np.hypot(_largest_singular(target), seen / 2)), kappa / float(tau)
+
+
+def _largest_singular(matrix: np.ndarray) -> float:
+    r"""An upper bound on the largest singular value, :math:`(\sum_i s_i^8)^{1/8}`, without an SVD."""
+    size = float(np.sqrt(_norm2(matrix)))
+    if size == 0:
+        return 0.0
+    matrix = matrix / size
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return size * _norm2(gram @ gram) ** 0.125
 
 
 def _norm2(matrix: np.ndarray) -> float:
     return float(np.vdot(matrix, matrix))
 
 
-def _count_blocks(times: np.ndarray, rate: float) -> int:
-    """Fewest equal blocks (a power of two) that one chart each can serve."""
-    count = len(times)
-    blocks = 1
-    while blocks < count:
-        length = -(-count // blocks)
-        first = times[::length]
-        last = times[np.minimum(np.arange(length - 1, len(first) * length, length), count - 1)]
-        spread = rate * (last - first)
-        if ((spread <= _REACH) | (last <= _RATIO * first)).all():
-            return len(first)
-        blocks *= 2
-    return count
+def _equal_groups(count: int) -> np.ndarray:
+    """Ends of a few groups of equal size, for times that cannot be inspected."""
+    groups = min(count, _GROUPS_UNDER_TRACE)
+    return np.arange(1, groups + 1) * count // groups
+
+
+def _share_charts(times: np.ndarray, rate: float) -> np.ndarray:
+    """Ends of the fewest groups of sorted times such that the chart of the last one serves its group."""
+    ends = [len(times)]
+    while True:
+        last = times[ends[0] - 1]
+        first = int(np.searchsorted(times, min(last / _RATIO, last - _REACH / max(rate, 1e-300))))
+        if first == 0:
+            break
+        ends.insert(0, first)
+    # Rounded up to a power of two by groups that are empty: few sizes, few compilations.
+    return np.array([ends[0]] * (2 ** math.ceil(math.log2(len(ends))) - len(ends)) + ends)

@@ -1,6 +1,7 @@
 """The course of a two-layer network in time, as factors from which everything else is formed on demand."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -59,30 +60,45 @@ class Trajectory(eqx.Module):
     @property
     def qqt(self) -> Float[Array, "time n n"]:
         r"""The state :math:`QQ^\top = [[W_1^\top W_1, (W_2W_1)^\top], [W_2W_1, W_2W_2^\top]]`."""
-        q = jnp.concatenate([self.w1t, self.w2], axis=-2)
-        return q @ jnp.swapaxes(q, -1, -2)
+        return _state(self.v, self.g1, self.u, self.g2)
 
     @property
     def function(self) -> Float[Array, "time n_out n_in"]:
         """The linear map :math:`W_2 W_1` at each time."""
-        return self.w2 @ jnp.swapaxes(self.w1t, -1, -2)
+        return _function(self.v, self.g1, self.u, self.g2)
 
     @property
     def input_gram(self) -> Float[Array, "time n_in n_in"]:
         r"""Input representation :math:`C = W_1^\top W_1` at each time."""
-        return self.w1t @ jnp.swapaxes(self.w1t, -1, -2)
+        return _gram(self.v, self.g1)
 
     @property
     def output_gram(self) -> Float[Array, "time n_out n_out"]:
         r"""Output representation :math:`B = W_2 W_2^\top` at each time."""
-        return self.w2 @ jnp.swapaxes(self.w2, -1, -2)
+        return _gram(self.u, self.g2)
 
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
         return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
 
 
+# Compiled, so that reading a matrix is one call.
+@jax.jit
 def _rotate(basis: Array | None, factor: Array) -> Array:
-    if basis is None:
-        return factor
-    return basis[..., None, :, :] @ factor
+    return factor if basis is None else basis[..., None, :, :] @ factor
+
+
+@jax.jit
+def _gram(basis: Array | None, factor: Array) -> Array:
+    rotated = _rotate(basis, factor)
+    return rotated @ jnp.swapaxes(rotated, -1, -2)
+
+
+@jax.jit
+def _function(v: Array | None, g1: Array, u: Array | None, g2: Array) -> Array:
+    return _rotate(u, g2) @ jnp.swapaxes(_rotate(v, g1), -1, -2)
+
+
+@jax.jit
+def _state(v: Array | None, g1: Array, u: Array | None, g2: Array) -> Array:
+    return _gram(None, jnp.concatenate([_rotate(v, g1), _rotate(u, g2)], axis=-2))
