@@ -139,10 +139,55 @@ def test_spectrum_of_p_and_of_compositions():
     )
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda P: P,
+        pytest.param(lambda P: P @ P.T, marks=SLOW),
+        pytest.param(lambda P: 2.0 * P.inverse.T - P, marks=SLOW),
+    ],
+)
+def test_trials_that_are_equal_do_not_hide_one_another(make):
+    # P of two equal trials has every singular value twice: a space of one vector over both sees it once.
+    x = jnp.repeat(cells.inputs_for(jr.key(4), 1), 2, axis=0)
+    flow = operators.linearize(cells.make("rate"), x, weights=jnp.array([0.7, 0.3]))
+    operator = make(flow.propagator)
+    found = operators.spectrum(operator, 6, method="krylov")
+    close(found.values, np.linalg.svd(np.asarray(operator.dense()), compute_uv=False)[:6], 1e-9)
+    close(found.values[::2], found.values[1::2], 1e-9)
+    assert np.all(found.residuals < 1e-8) and np.all(found.is_converged)
+    gram = np.einsum("mbth,nbth,b->mn", found.modes, found.modes, np.asarray(flow.weights))
+    close(gram, np.eye(6), 1e-12)
+
+
 def test_an_unfinished_krylov_space_says_so():
     flow = cells.flow_of("gru")
     found = operators.spectrum(flow.propagator, 6, method="krylov", max_basis=8)
     assert not np.all(found.is_converged)
+    with pytest.raises(ValueError, match="`max_basis` must be at least k = 6, got 5"):
+        operators.spectrum(flow.propagator, 6, method="krylov", max_basis=5)
+
+
+def test_a_few_values_of_a_consensus_come_with_the_total_of_all():
+    flow = cells.flow_of("rate", jnp.full(6, 1 / 6), batch=6, time=15)
+    kernel = operators.consensus(flow.parameter_operator)
+    exact = np.linalg.eigvalsh(np.asarray(kernel.matrix))[::-1]
+    found = operators.consensus(flow.parameter_operator).top(2)
+    assert (found.method, found.kind, found.is_complete, found.dimension) == (
+        "krylov",
+        "eigenvalues",
+        False,
+        90,
+    )
+    close(found.values, exact[:2])
+    close(found.total, np.sum(exact))
+    assert np.all(found.residuals < 1e-10)
+    assert operators.effective_rank(found, 0.5).rank == operators.effective_rank(kernel, 0.5).rank
+    whole = kernel.top(60)  # a space of a few times 60 vectors would be larger than all
+    assert whole.method == "dense"
+    close(whole.values, exact[:60])
+    with pytest.raises(ValueError, match="`k` must be from 1 to 90, got 91"):
+        kernel.top(91)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ._parameter import ParameterOperator
 
 
+_BLOCKS = 6
+"""Blocks of rows in which the symmetric kernel is formed."""
+
+
 class Group(eqx.Module):
     """Uses that add up before they are squared: those of one leaf, or leaves that share their gains."""
 
@@ -77,7 +81,7 @@ def _groups(structure: UnitStructure, scale: dict[str, float]) -> list[Group]:
         if twin is None:
             groups.append(Group(features, gains, members))
         else:
-            stacked = jnp.asarray(np.concatenate([twin.features[0], features[0]], axis=1))
+            stacked = jnp.concatenate([twin.features[0], features[0]], axis=1)
             groups[groups.index(twin)] = Group([stacked], twin.gains, members)
     return groups
 
@@ -87,6 +91,7 @@ def _shares_gains(group: Group, gains: Array, members: tuple) -> bool:
         len(group.gains) == 1
         and group.members == members
         and group.gains[0].shape == gains.shape
+        and np.array_equal(np.asarray(group.gains[0])[:1], np.asarray(gains)[:1])  # most differ here already
         and np.array_equal(np.asarray(group.gains[0]), np.asarray(gains))
     )
 
@@ -103,20 +108,40 @@ def _is_uniform(group: Group) -> bool:
     members = np.asarray(group.members)
     if members.min() < 0:
         return False
-    return all(np.ptp(np.asarray(gain)[:, members], axis=1).max() == 0 for gain in group.gains)
+    gains = [np.asarray(gain) for gain in group.gains]
+    # Most that differ do so in the first row.
+    return all(
+        np.ptp(part[:, members], axis=1).max() == 0
+        for gain in gains
+        for part in (gain[:1], gain[1:])
+        if len(part)
+    )
 
 
 @eqx.filter_jit
 def kernel(form: Factored) -> Array:
     r"""The kernel over (trial, time), :math:`k = Tr_{hidden}(K)/S`, in Euclidean coordinates."""
-    total = jnp.zeros((len(form.weights), len(form.weights)), form.weights.dtype)
-    for group in form.groups:
-        flat = [gain.reshape(len(gain), -1) for gain in group.gains]
-        for s_u, d_u in zip(group.features, flat, strict=True):
-            for s_v, d_v in zip(group.features, flat, strict=True):
-                total = total + (s_u @ s_v.T) * (d_u @ d_v.T)
-    root = jnp.sqrt(form.weights)
-    return root[:, None] * total * root[None, :] / form.shape[2]
+    root = jnp.sqrt(form.weights / form.shape[2])
+    rows = len(root)
+    starts = range(0, rows, -(-rows // (_BLOCKS if rows > 64 * _BLOCKS else 1)))
+    size = starts.step
+    # A symmetric matrix: the blocks below the diagonal are those above it.
+    blocks = {}
+    for i in starts:
+        for j in range(i, rows, size):
+            left, right = slice(i, i + size), slice(j, j + size)
+            block = jnp.zeros((len(root[left]), len(root[right])), root.dtype)
+            for group in form.groups:
+                flat = [gain.reshape(len(gain), -1) for gain in group.gains]
+                for s_u, d_u in zip(group.features, flat, strict=True):
+                    for s_v, d_v in zip(group.features, flat, strict=True):
+                        block = block + (s_u[left] @ s_v[right].T) * (_part(d_u, left) @ _part(d_v, right).T)
+            blocks[i, j] = root[left, None] * block * root[None, right]
+    return jnp.block([[blocks[i, j] if i <= j else blocks[j, i].T for j in starts] for i in starts])
+
+
+def _part(gains: Array, rows: slice) -> Array:
+    return gains if len(gains) == 1 else gains[rows]
 
 
 @eqx.filter_jit

@@ -1,6 +1,7 @@
 """Krylov spaces with full reorthogonalisation, in coordinates where the inner product is Euclidean."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -113,3 +114,78 @@ def _assemble(columns: list[tuple[Array, Array, Array]], width: int) -> tuple[np
         if stop < size:
             projected[stop : stop + width, mine] = np.asarray(rest, np.float64)
     return (projected + projected.T) / 2, np.asarray(columns[-1][2], np.float64)
+
+
+class TrialKrylov(eqx.Module):
+    """One Krylov space per trial, for an operator that never mixes them.
+
+    ``basis`` (trials, steps, size) is orthonormal in each trial, ``projected`` (trials, steps, steps) what
+    the operator is there, ``leaving`` (trials,) the norm of what leaves each space.
+    """
+
+    basis: Array
+    projected: np.ndarray
+    leaving: np.ndarray
+
+
+def expand_trials(
+    operator: AbstractOperator, key: Any, steps: int, is_done: Callable[[np.ndarray, np.ndarray], bool]
+) -> TrialKrylov:
+    """Grow one Krylov space per trial, all with one product a step.
+
+    Trials have singular values of about the same size, which a space over all of them separates slowly; each
+    alone needs a few steps.
+    """
+    batch = operator.out_space.shape[0]
+    start = jr.normal(key, (batch, operator.out_space.size // batch), operator.out_space.dtype)
+    now = start / jnp.linalg.norm(start, axis=1, keepdims=True)
+    before, beta = jnp.zeros_like(now), jnp.zeros(batch, now.dtype)
+    chunks: list[Array] = []
+    columns: list[tuple[Array, Array]] = []
+    projected, leaving = np.zeros((batch, 0, 0)), np.zeros(batch)
+    for step in range(steps):
+        if step % _CHUNK == 0:
+            chunks.append(jnp.zeros((batch, min(_CHUNK, steps - step), now.shape[1]), now.dtype))
+        chunks[-1] = _store_row(chunks[-1], now, jnp.asarray(step % _CHUNK))
+        alpha, beta, after = _lanczos(operator, tuple(chunks), before, now, beta)
+        before, now = now, after
+        columns.append((alpha, beta))
+        if step == steps - 1 or step % 4 == 3:
+            projected, leaving = _tridiagonal(columns)
+            if is_done(projected, leaving):
+                break
+    return TrialKrylov(jnp.concatenate(chunks, axis=1)[:, : len(columns)], projected, leaving)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _store_row(chunk: Array, rows: Array, place: Array) -> Array:
+    zero = jnp.zeros_like(place)
+    return jax.lax.dynamic_update_slice(chunk, rows[:, None], (zero, place, zero))
+
+
+@eqx.filter_jit
+def _lanczos(
+    operator: AbstractOperator, chunks: tuple[Array, ...], before: Array, now: Array, beta: Array
+) -> tuple[Array, Array, Array]:
+    """One step of Lanczos in every trial, with one pass over the whole basis to remove rounding."""
+    product = square(operator, now.reshape(-1)).reshape(now.shape)
+    scale = jnp.linalg.norm(product, axis=1)
+    alpha = jnp.sum(product * now, axis=1)
+    rest = product - alpha[:, None] * now - beta[:, None] * before
+    for chunk in chunks:
+        rest = rest - jnp.einsum("bm,bms->bs", jnp.einsum("bms,bs->bm", chunk, rest), chunk)
+    norm = jnp.linalg.norm(rest, axis=1)
+    # A space that the operator does not leave is complete: nothing follows.
+    norm = jnp.where(norm > 10 * jnp.finfo(norm.dtype).eps * scale, norm, 0)
+    return alpha, norm, rest / jnp.where(norm > 0, norm, 1)[:, None] * (norm > 0).astype(norm.dtype)[:, None]
+
+
+def _tridiagonal(columns: list[tuple[Array, Array]]) -> tuple[np.ndarray, np.ndarray]:
+    alpha = np.stack([np.asarray(a, np.float64) for a, _ in columns], axis=1)
+    beta = np.stack([np.asarray(b, np.float64) for _, b in columns], axis=1)
+    size = alpha.shape[1]
+    projected = np.zeros((len(alpha), size, size))
+    rows = np.arange(size)
+    projected[:, rows, rows] = alpha
+    projected[:, rows[1:], rows[:-1]] = projected[:, rows[:-1], rows[1:]] = beta[:, :-1]
+    return projected, beta[:, -1]

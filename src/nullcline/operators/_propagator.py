@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._operator import AbstractOperator, Space
+from ._operator import AbstractOperator, Adjoint, Product, Scaled, Space, Sum
 
 if TYPE_CHECKING:
     from ._flow import Flow
@@ -123,3 +123,17 @@ class InitialTangent(AbstractOperator):
         """Gradient with respect to the initial state."""
         pulled = self.flow.weights[:, None] * self.flow.adjoint_start(r)
         return {"initial_state": jnp.sum(pulled, axis=0) if self.is_shared else pulled}
+
+
+def acts_by_trial(operator: AbstractOperator) -> bool:
+    """Whether an operator is made of those that never mix trials."""
+    match operator:
+        case Propagator() | InversePropagator():
+            return True
+        case Adjoint() | Scaled():
+            return acts_by_trial(operator.operator)
+        case Product():
+            return all(acts_by_trial(factor) for factor in operator.factors)
+        case Sum():
+            return all(acts_by_trial(part) for part in operator.parts)
+    return False

@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import _kernels
-from ._krylov import Krylov, expand, start_block
+from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
 from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv, whitened_rmv
 from ._parameter import ParameterOperator
+from ._propagator import acts_by_trial
 
 METHODS = ("auto", "units", "dense", "krylov")
 
@@ -94,8 +95,9 @@ def spectrum(
     max_basis
         Krylov only: at most so many vectors are kept; ``4 k + 30`` by default.
     block
-        Krylov only: how many vectors at a time: at least the multiplicity expected. By default 1 for
-        operators not known to be positive semi-definite, k for K itself and 4 for others.
+        Krylov only: how many vectors at a time: at least the multiplicity expected. By default k for K
+        itself, one per trial for P and what else never mixes trials, 4 for other positive semi-definite
+        operators and 1 for the rest.
     key
         Krylov only: for the random start; a fixed one by default.
     """
@@ -241,20 +243,23 @@ def _by_krylov(
     size = operator.out_space.size
     if tolerance is None:
         tolerance = 1e-8 if operator.out_space.dtype == jnp.float64 else 1e-3
+    limit = 4 * k + 30 if max_basis is None else max_basis
+    if limit < k:
+        raise ValueError(f"`max_basis` must be at least k = {k}, got {limit}.")
+    key = jr.key(0) if key is None else key
+    if block is None and operator.out_space.shape[0] > 1 and acts_by_trial(operator):
+        return _by_trials(operator, k, with_modes, tolerance, limit, key, dimension)
     if block is None:
         block = k if isinstance(operator, ParameterOperator) else 4 if operator.is_psd else 1
     block = min(block, size)
-    limit = min(4 * k + 30 if max_basis is None else max_basis, size)
-    if limit < k:
-        raise ValueError(f"`max_basis` must be at least k = {k}, got {limit}.")
-    steps = max(1, -(-limit // block))
+    steps = max(1, -(-min(limit, size) // block))
 
     def is_done(projected, leaving):
         return len(projected) >= k and bool(
             np.all(_ritz(projected, leaving, k, operator.is_psd)[2] <= tolerance)
         )
 
-    space = expand(operator, start_block(operator, block, jr.key(0) if key is None else key), steps, is_done)
+    space = expand(operator, start_block(operator, block, key), steps, is_done)
     values, vectors, residuals = _ritz(space.projected, space.leaving, k, operator.is_psd)
     is_converged = residuals <= tolerance
     modes = _combine(space, vectors) if with_modes else None
@@ -262,16 +267,64 @@ def _by_krylov(
     return eqx.tree_at(lambda s: s.is_converged, spectrum, is_converged)
 
 
+def _by_trials(
+    operator: AbstractOperator,
+    k: int,
+    with_modes: bool,
+    tolerance: int | float,
+    limit: int,
+    key: Any,
+    dimension: int,
+) -> Spectrum:
+    batch = operator.out_space.shape[0]
+    steps = min(limit, operator.out_space.size // batch)
+
+    def is_done(projected, leaving):
+        values, _, residuals = _trial_ritz(projected, leaving, k, operator.is_psd)
+        return len(values) == k and bool(np.all(residuals <= tolerance))
+
+    space = expand_trials(operator, key, steps, is_done)
+    values, (trials, vectors), residuals = _trial_ritz(space.projected, space.leaving, k, operator.is_psd)
+    modes = _combine_trials(space, trials, vectors) if with_modes else None
+    spectrum = _result(operator, jnp.asarray(values), modes, None, "krylov", False, dimension)
+    return eqx.tree_at(lambda s: s.is_converged, spectrum, residuals <= tolerance)
+
+
+def _trial_ritz(
+    projected: np.ndarray, leaving: np.ndarray, k: int, is_psd: bool
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The largest Ritz values of all trials, with their trials, vectors and residuals."""
+    values, vectors = np.linalg.eigh(projected)
+    residuals = np.abs(leaving[:, None] * vectors[:, -1])
+    order = np.argsort(-values, axis=None, kind="stable")[:k]
+    trials, ranks = np.unravel_index(order, values.shape)
+    values = np.clip(values[trials, ranks], 0, None)
+    sigma, residuals = _scaled(values, residuals[trials, ranks], is_psd)
+    return sigma, (trials, vectors[trials, :, ranks]), residuals
+
+
+def _combine_trials(space: TrialKrylov, trials: np.ndarray, vectors: np.ndarray) -> Array:
+    batch, _, size = space.basis.shape
+    parts = jnp.einsum("km,kms->ks", jnp.asarray(vectors, space.basis.dtype), space.basis[trials])
+    return jnp.zeros((len(trials), batch, size), parts.dtype).at[np.arange(len(trials)), trials].set(parts)
+
+
 def _ritz(projected: np.ndarray, leaving: np.ndarray, k: int, is_psd: bool) -> tuple[np.ndarray, ...]:
     """Ritz values, vectors and residuals relative to the largest value."""
     values, vectors = np.linalg.eigh(projected)
     values, vectors = np.clip(values[::-1][:k], 0, None), vectors[:, ::-1][:, :k]
     residuals = np.linalg.norm(leaving @ vectors[-len(leaving) :], axis=0)
-    top = max(values[0], np.finfo(float).tiny)
+    values, residuals = _scaled(values, residuals, is_psd)
+    return values, vectors, residuals
+
+
+def _scaled(squares: np.ndarray, residuals: np.ndarray, is_psd: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Values and residuals as shares of the largest, from eigenvalues of A, or of W W* for any other."""
+    top = max(squares[0], np.finfo(float).tiny)
     if is_psd:
-        return values, vectors, residuals / top
-    sigma = np.sqrt(values)
-    return sigma, vectors, residuals / np.where(sigma > 0, sigma, 1) / np.sqrt(top)
+        return squares, residuals / top
+    sigma = np.sqrt(squares)
+    return sigma, residuals / np.where(sigma > 0, sigma, 1) / np.sqrt(top)
 
 
 def _combine(space: Krylov, vectors: np.ndarray) -> Array:

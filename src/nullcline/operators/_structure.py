@@ -11,6 +11,7 @@ What is read off is checked against the matrix-free adjoint on random numbers be
 """
 
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -163,10 +164,10 @@ def _uses(flow: "Flow", names: tuple[str, ...]) -> list[Use]:
 class UnitStructure(eqx.Module):
     """K of a unit-local cell in factored form, over rows (batch * time).
 
-    ``features[u]`` (rows, n_u) and ``gains[u]`` (rows, m_u, c) belong to use u; ``unit_of[u]`` (m_u,) is the
-    unit that entry m of e moves, ``index`` (units, c) the state components of each unit (-1 where a unit has
-    fewer). ``leaves[u]`` names the leaf of the use and says whether it is transposed; uses of one leaf add
-    up before they are squared.
+    ``features[u]`` (rows, n_u) and ``gains[u]`` (rows, m_u, c; one row where they are constant) belong to use
+    u; ``unit_of[u]`` (m_u,) is the unit that entry m of e moves, ``index`` (units, c) the state components of
+    each unit (-1 where a unit has fewer). ``leaves[u]`` names the leaf of the use and says whether it is
+    transposed; uses of one leaf add up before they are squared.
     """
 
     features: list[Array]
@@ -219,7 +220,10 @@ def _find_layout(flow: "Flow", names: tuple[str, ...]) -> "_Layout | None":
     if len({(use.name, use.is_flipped) for use in uses}) != len({use.name for use in uses}):
         return None  # a matrix and its transpose in one step: rows of one are columns of the other
     pattern = _pattern(flow, names, uses)
-    return None if pattern is None else _Layout(tuple(uses), *pattern)
+    if pattern is None:
+        return None
+    layout = _Layout(tuple(uses), *pattern, (False,) * len(uses))
+    return dataclasses.replace(layout, is_constant=_constant_gains(flow, names, layout))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +231,7 @@ class _Layout:
     uses: tuple[Use, ...]
     unit_of: tuple[tuple[int, ...], ...]
     index: tuple[tuple[int, ...], ...]
+    is_constant: tuple[bool, ...]
 
 
 def _pattern(flow: "Flow", names: tuple[str, ...], uses: list[Use]) -> tuple[Any, Any] | None:
@@ -298,35 +303,60 @@ def _sensitivities(
     return jnp.any(jax.lax.map(lambda point: one(*point), (z, x)) != 0, axis=0)
 
 
-@eqx.filter_jit
-def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[list[Array], list[Array]]:
+def _factor(
+    model: Model, names: tuple[str, ...], layout: _Layout, z: Array, x: Array
+) -> tuple[list[Array], list[Array]]:
+    """Features and gains of one step, one backward pass per component of a unit."""
     index = np.array(layout.index)
-    size = flow.states.shape[2]
-    colors = np.zeros((index.shape[1], size))
+    colors = np.zeros((index.shape[1], len(z)))
     for a in range(index.shape[1]):
         colors[a, index[index[:, a] >= 0, a]] = 1
-    before = flow.states_before.reshape(-1, size)
+    zeros = [jnp.zeros(use.rows, z.dtype) for use in layout.uses]
+    _, pull, features = jax.vjp(lambda eps: _evaluate(model, names, z, x, eps)[:2], zeros, has_aux=True)
+    gains = jax.vmap(lambda color: pull(color)[0])(jnp.asarray(colors, z.dtype))
+    return features, [jnp.swapaxes(gain, 0, 1) for gain in gains]
+
+
+def _constant_gains(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[bool, ...]:
+    """Which uses have gains that depend neither on the state nor on the input, by the traced program."""
+    closed = jax.make_jaxpr(lambda z, x: _factor(flow.model, names, layout, z, x)[1])(
+        flow.initial_state[0], flow.inputs[0, 0]
+    )
+    moving = set(closed.jaxpr.invars)
+    for eqn in closed.jaxpr.eqns:
+        if any(not isinstance(var, Literal) and var in moving for var in eqn.invars):
+            moving |= set(eqn.outvars)
+    return tuple(isinstance(var, Literal) or var not in moving for var in closed.jaxpr.outvars)
+
+
+@eqx.filter_jit
+def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[list[Array], list[Array]]:
+    before = flow.states_before.reshape(-1, flow.states.shape[2])
     inputs = flow.inputs.reshape(len(before), -1)
+    features, gains = jax.vmap(lambda z, x: _factor(flow.model, names, layout, z, x))(before, inputs)
+    kept = zip(gains, layout.is_constant, strict=True)
+    return features, [gain[:1] if is_constant else gain for gain, is_constant in kept]
 
-    def one(z, x):
-        zeros = [jnp.zeros(use.rows, z.dtype) for use in layout.uses]
-        _, pull, features = jax.vjp(
-            lambda eps: _evaluate(flow.model, names, z, x, eps)[:2], zeros, has_aux=True
-        )
-        gains = jax.vmap(lambda color: pull(color)[0])(jnp.asarray(colors, z.dtype))
-        return features, [jnp.swapaxes(gain, 0, 1) for gain in gains]
 
-    return jax.vmap(one)(before, inputs)
+# Trajectories on which the factored form was compared with the adjoint, by the identity of their array.
+_CONFIRMED: dict[int, tuple[weakref.ref, dict[tuple[str, ...], bool]]] = {}
 
 
 def _is_confirmed(
     flow: "Flow", names: tuple[str, ...], structure: UnitStructure, uses: tuple[Use, ...]
 ) -> bool:
-    """Compare G* of the factored form with the matrix-free one on a random trajectory."""
-    worst, size = _compare_adjoints(flow, names, structure, uses)
-    eps = float(jnp.finfo(flow.states.dtype).eps)
-    # Both are sums over the same rows in another order.
-    return bool(float(worst) <= 100 * eps * np.sqrt(np.prod(flow.states.shape[:2])) * float(size))
+    """Compare G* of the factored form with the matrix-free one on a random trajectory, once per flow."""
+    place = id(flow.states)
+    if place not in _CONFIRMED:
+        _CONFIRMED[place] = (weakref.ref(flow.states, lambda _: _CONFIRMED.pop(place, None)), {})
+    known = _CONFIRMED[place][1]
+    if names not in known:
+        worst, size = _compare_adjoints(flow, names, structure, uses)
+        eps = float(jnp.finfo(flow.states.dtype).eps)
+        # Both are sums over the same rows in another order.
+        bound = 100 * eps * np.sqrt(np.prod(flow.states.shape[:2])) * float(size)
+        known[names] = bool(float(worst) <= bound)
+    return known[names]
 
 
 @eqx.filter_jit
