@@ -128,7 +128,7 @@ def test_the_diagonal_study_runs(tmp_path):
     data, claims = tiny("diagonal", tmp_path)
     fixed, free = (data.connects.sel(diagonal=value).values for value in (True, False))
     assert fixed.min() >= 19 and np.median(fixed) < np.median(free)
-    assert len(claims) == 8
+    assert len(claims) == 12
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from .._order import after
 from ._masks import MaskLike, as_mask
 
 
@@ -103,10 +103,8 @@ def _describe(mask: Bool[Array, "languages languages"]) -> Connectivity:
     n_components = label.max() + 1
     eigenvalues = jnp.linalg.eigvalsh(laplacian)
     # Independent batched LAPACK calls can deadlock on a CPU: each waits for the one before.
-    eigenvalues, dense = lax.optimization_barrier((eigenvalues, mask.astype(real)))
-    singular = jnp.linalg.svd(dense, compute_uv=False)
-    singular, shifted = lax.optimization_barrier((singular, laplacian + kernel))
-    pinv = jnp.linalg.inv(shifted) - kernel
+    singular = jnp.linalg.svd(after(mask.astype(real), eigenvalues), compute_uv=False)
+    pinv = jnp.linalg.inv(after(laplacian + kernel, singular)) - kernel
     diagonal = jnp.diag(pinv)
     distance = diagonal[:languages, None] + diagonal[None, languages:] - 2 * pinv[:languages, languages:]
     connects = same[:languages, languages:]

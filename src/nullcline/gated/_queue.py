@@ -1,8 +1,9 @@
 """A queue of gradient flows on one device: finished runs leave the batch and waiting ones enter.
 
-Three compiled programs do the work: ``_advance`` lets new runs in and spends a chunk of evaluations,
-``_harvest`` confirms the candidates and writes results, ``_gather`` shrinks the batch when the queue is
-empty. In between, the host looks at one small array of status numbers.
+Few compiled programs do the work: ``_advance`` spends a chunk of evaluations, ``_harvest`` confirms the
+candidates and writes results, ``_enter`` lets new runs in, ``_gather`` shrinks the batch when nobody waits.
+In between, the host looks at one small array of status numbers. The costly program, ``_advance``, knows the
+size of the batch but not the number of runs.
 """
 
 from collections.abc import Callable
@@ -55,19 +56,22 @@ def _take(tree: Any, index: Int[Array, " batch"]) -> Any:
 
 
 @eqx.filter_jit
-def _advance(
-    constants: tuple[Field, Float[Array, "runs size"], PyTree, Limits, Int[Array, " batch"], Array],
+def _enter(
     state: State,
+    y0: Float[Array, "runs size"],
+    owner: Int[Array, " batch"],
+    is_new: Bool[Array, " batch"],
 ) -> State:
-    field, y0, args, limits, owner, is_new = constants
-
     def choose(a: Array, b: Array) -> Array:
         return jnp.where(is_new.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    state = jax.tree.map(choose, fresh(_take(y0, owner)), state)
-    mine, mine_limits = _take(args, owner), _take(limits, owner)
-    if len(owner) > 1:
-        return lax.fori_loop(0, CHUNK, lambda _, s: tick(field, s, mine, mine_limits), state)
+    return jax.tree.map(choose, fresh(_take(y0, owner)), state)
+
+
+@eqx.filter_jit
+def _advance(field: Field, state: State, args: PyTree, limits: Limits) -> State:
+    if len(state.t) > 1:
+        return lax.fori_loop(0, CHUNK, lambda _, s: tick(field, s, args, limits), state)
     # A single run needs no lockstep: each phase is a loop of its own, and nothing is spent beyond its end, so
     # that there is little reason to look at it.
     end = state.evaluations + 32 * CHUNK
@@ -83,7 +87,7 @@ def _advance(
         ):
             s = lax.while_loop(
                 lambda s, is_here=is_here: is_going(s) & jnp.all(is_here(s)),
-                lambda s, only=only: tick(field, s, mine, mine_limits, only=only),
+                lambda s, only=only: tick(field, s, args, limits, only=only),
                 s,
             )
         return s
@@ -147,9 +151,7 @@ def _harvest(
     return outcome, state
 
 
-@eqx.filter_jit
-def _gather(state: State, index: Int[Array, " batch"]) -> State:
-    return _take(state, index)
+_begin, _gather = eqx.filter_jit(fresh), eqx.filter_jit(_take)
 
 
 def run_queue(
@@ -186,10 +188,10 @@ def run_queue(
         evaluations=jnp.zeros(runs, jnp.int32),
         status=jnp.full(runs, IDLE, jnp.int32),
     )
-    owner, is_new, waiting, finished = np.arange(batch), np.ones(batch, bool), batch, 0
-    state = fresh(y0[:batch])
+    owner, waiting, finished = np.arange(batch), batch, 0
+    state, mine = _begin(y0[:batch]), _gather((args, limits), jnp.asarray(owner))
     while finished < runs:
-        state = _advance((field, y0, args, limits, jnp.asarray(owner), jnp.asarray(is_new)), state)
+        state = _advance(field, state, *mine)
         status = np.asarray(state.status)
         over = np.flatnonzero((status != RUNNING) & (status != IDLE))
         for part in np.array_split(over, -(-len(over) // max(1, batch // 8))) if len(over) else ():
@@ -209,13 +211,16 @@ def run_queue(
         is_new[entering] = True
         owner[entering] = waiting + np.arange(len(entering))
         waiting += len(entering)
+        if len(entering):
+            state = _enter(state, y0, jnp.asarray(owner), jnp.asarray(is_new))
         left = np.flatnonzero((status == RUNNING) | is_new)
         if waiting == runs and batch >= 16 and 0 < len(left) <= batch // 8:
             batch //= 8
             index = np.resize(left, batch)
-            state = _gather(state, jnp.asarray(index))
+            owner, state = owner[index], _gather(state, jnp.asarray(index))
             # Padding repeats a run that is already there: it must not run, or be written, twice.
             idle = jnp.asarray(np.arange(batch) >= len(left))
             state = eqx.tree_at(lambda s: s.status, state, jnp.where(idle, IDLE, state.status))
-            owner, is_new = owner[index], is_new[index] & (np.arange(batch) < len(left))
+        if len(entering) or batch < len(is_new):
+            mine = _gather((args, limits), jnp.asarray(owner))
     return outcome

@@ -9,6 +9,9 @@ from .._lazy import jax, jnp
 from .._style import BLACK, BLUE, VERMILION, figure
 from ._common import MASKS, gated, key, stack, start, train
 
+# The note's own size. Smaller networks scatter more.
+PAPER_WORDS = 32
+
 
 class Resistance(Study):
     """Loss of each untrained pair over the total training loss, against its effective resistance."""
@@ -78,8 +81,12 @@ class Resistance(Study):
             ylabel=r"pair loss / ($T\times$ train loss)",
             ylim=(1e-4, None),
         )
+        # Less than two decades: a few plain numbers, which do not overlap.
+        ticks = [tick for tick in (0.2, 0.3, 0.5, 1, 2, 3, 5, 10) if ends[0] <= tick <= ends[1]]
+        ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        ax.minorticks_off()
         ax.set_title(f"{missed} of {data.converged.size} runs not converged, left out", fontsize=8)
-        ax.legend(loc="lower right", markerscale=3)
+        ax.legend(loc="lower right", markerscale=3, fontsize=7)
         return fig
 
     def claims(self, data) -> Iterator[Claim]:
@@ -93,7 +100,8 @@ class Resistance(Study):
         yield Claim(
             "Test over training loss is about T(L - λ₂)/(λ₂(L² - T)), from the slowest mode",
             measured=np.max(spread),
-            at_most=1.1,
-            note=f"Largest measured/predicted; the 5-95 % range is {np.quantile(spread, 0.05):.2f}-"
+            at_most=1.08 if int(data.words[0]) == PAPER_WORDS else 1.1,
+            note="Largest measured/predicted, 1.08 at the size of the note; the 5-95 % range is "
+            f"{np.quantile(spread, 0.05):.2f}-"
             f"{np.quantile(spread, 0.95):.2f}.",
         )

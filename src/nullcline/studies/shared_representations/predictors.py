@@ -16,6 +16,15 @@ SCORES = {
     "gap": "gap",
     "smallest_degree": "degree",
 }
+# Smallest area of the reference, for three orders of the pairs, and its standard deviation over many such
+# sets, found with random orders whose runs are frustrated as often as the reference says.
+REFERENCE = {
+    "connectivity": (0.99, 0.007),
+    "pairs": (0.99, 0.007),
+    "resistance": (0.98, 0.007),
+    "gap": (0.94, 0.015),
+    "smallest_degree": (0.93, 0.028),
+}
 
 
 class Predictors(Study):
@@ -24,7 +33,7 @@ class Predictors(Study):
     source = "shared-representations/predictors"
     presets = {
         "quick": Grid(
-            languages=10, words=8, scale=0.03, budget=3_000, fixed=25, pool=range(120), seed=range(2)
+            languages=10, words=8, scale=0.03, budget=3_000, fixed=25, pool=range(120), seed=range(3)
         ),
         "paper": Grid(
             languages=10, words=32, scale=0.03, budget=12_000, fixed=25, pool=range(120), seed=range(3)
@@ -75,20 +84,13 @@ class Predictors(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         table = dict(zip(SCORES, data["auc"].squeeze().values.T, strict=True))
-        # Floors of the reference, each lowered by the standard error of an area over some hundred runs.
-        floors = {
-            "connectivity": 0.96,
-            "pairs": 0.96,
-            "resistance": 0.95,
-            "gap": 0.88,
-            "smallest_degree": 0.88,
-        }
-        for name, floor in floors.items():
+        for name, (floor, scatter) in REFERENCE.items():
             yield Claim(
-                f"Over all masks {SCORES[name]} predicts success",
+                f"Over all masks {SCORES[name]} predicts success, with an area of {floor} at least",
                 measured=table[name][0],
-                at_least=floor,
-                note="Area under the curve: chance that a success scores above a failure.",
+                at_least=floor - 2 * scatter,
+                note="Area under the curve: chance that a success scores above a failure. From one set of "
+                f"three orders of the pairs to another it scatters by {scatter}; two of these are allowed.",
             )
         others = {name: values[1] for name, values in table.items() if name != "pairs"}
         worst = max(others, key=lambda name: abs(others[name] - 0.5))
