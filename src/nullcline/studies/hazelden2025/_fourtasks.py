@@ -1,6 +1,8 @@
 """GRUs on the four tasks of Experiment 2: how states and updates of the tasks align while training goes on.
 
-Which g: that of the code, which multiplies the recurrent weights that PyTorch draws, U(±1/√N).
+Which g: that of the code, which multiplies what PyTorch draws, U(±1/√N): the recurrent weights alone
+(``scaled="recurrent"``, the text of E.3), or all weights and biases of the cell (``scaled="all"``, a program of
+the document). At g = 1 the two agree.
 """
 
 import dataclasses
@@ -9,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._lazy import jax, jnp, jr, lazily, optax
+from .._lazy import eqx, jax, jnp, jr, lazily, optax
 
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
@@ -41,16 +43,26 @@ def _optimizer() -> Any:
     return optax.chain(optax.clip_by_global_norm(1e-4), optax.adam(1e-3))
 
 
-# Figures S14 and S15 show the same networks: those that were made by this process are found again.
-@functools.lru_cache(maxsize=64)
-def course(
-    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, g: float, seed: int
-) -> Course:
-    """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
-    task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
+def _cell(task: Any, hidden: int, scaled: str, g: float, seed: int) -> Any:
+    if scaled not in ("recurrent", "all"):
+        raise ValueError(f"`scaled` must be 'recurrent' or 'all', got {scaled!r}.")
     cell = recurrent.gru_cell(
         task.inputs, hidden, task.outputs, g=g, dtype=jnp.float32, key=jr.fold_in(jr.key(4), seed)
     )
+    if scaled == "recurrent":
+        return cell
+    return eqx.tree_at(lambda c: (c.w_in, c.b_in, c.b), cell, (g * cell.w_in, g * cell.b_in, g * cell.b))
+
+
+# Figures S14 and S15 show the same networks: those that were made by this process are found again.
+@functools.lru_cache(maxsize=64)
+def course(
+    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, scaled: str, g: float,
+    seed: int,
+) -> Course:  # fmt: skip
+    """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
+    task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
+    cell = _cell(task, hidden, scaled, g, seed)
     trials, labels = task.grid(4 * angles), task.labels(4 * angles)
     found, dimensions = [], []
 

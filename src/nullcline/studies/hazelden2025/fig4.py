@@ -19,17 +19,33 @@ class FourTaskInterference(Study):
     source = "hazelden2025/fig4"
     presets = {
         "quick": Grid(
-            hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, g=1.0, seed=range(3)
+            hidden=64,
+            period=10,
+            batch=40,
+            angles=10,
+            is_balanced=True,
+            steps=1500,
+            scaled="recurrent",
+            g=1.0,
+            seed=range(3),
         ),
         "paper": Grid(
-            hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, g=1.0, seed=range(20)
+            hidden=256,
+            period=30,
+            batch=200,
+            angles=10,
+            is_balanced=False,
+            steps=5000,
+            scaled="recurrent",
+            g=1.0,
+            seed=range(20),
         ),
     }
     expected = {"quick": 45.0, "paper": 100_000.0}
 
-    def compute(self, hidden, period, batch, angles, is_balanced, steps, g, seed):
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, scaled, g, seed):
         """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, g, seed)
+        found = course(hidden, period, batch, angles, is_balanced, steps, scaled, g, seed)
         return xr.Dataset(
             {
                 "cosine": (("iteration", "task", "other"), found.cosine),
@@ -42,7 +58,7 @@ class FourTaskInterference(Study):
     def draw(self, data):
         """Tasks, cosine matrices over training, scores of states, cumulative scores of updates, filters."""
         period = int(data.period[0])
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, g=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0, g=0)
         fig, axes = style.figure(2, 4, width=10.2, height=5.0)
         self._draw_tasks(axes[0, 0], period)
         last = data.sizes["iteration"] - 1
@@ -100,7 +116,7 @@ class FourTaskInterference(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Section 3.2: every run counts."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, g=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0, g=0)
         states, updates = scores(data)
         gap = states["Pro/Anti"] - states["Mem/Del"]
         yield Claim(

@@ -1,0 +1,95 @@
+"""Figure S14: alignment of the states of four tasks against g."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...engine import Claim, Grid, Study
+from .. import _style as style
+from .._lazy import xr
+from ._fourtasks import TASKS, course
+from .fig4 import COLORS, scores
+
+QUICK = Grid(hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, scaled="all",
+             g=[0.1, 1.0, 3.0, 5.0, 7.0, 10.0], seed=range(1))  # fmt: skip
+PAPER = Grid(hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, scaled="all",
+             g=[round(k * 10 / 49, 4) for k in range(50)], seed=range(10))  # fmt: skip
+
+
+class AlignmentSweep(Study):
+    """Cosines of the states of four tasks before and after training, against g."""
+
+    source = "hazelden2025/figS14"
+    presets = {"quick": QUICK, "paper": PAPER}
+    expected = {"quick": 50.0, "paper": 2_500_000.0}
+
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, scaled, g, seed):
+        """Train one GRU and follow its tasks."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, scaled, g, seed)
+        ends = [0, len(found.records) - 1]
+        return xr.Dataset(
+            {
+                "cosine": (("stage", "task", "other"), found.cosine[ends]),
+                "interference": (("stage", "task", "other"), found.interference[ends]),
+                "loss": ("stage", found.losses[ends]),
+                "dimension": ("stage", np.asarray(found.dimensions, float)),
+            },
+            coords={"stage": ["before", "after"], "task": list(TASKS), "other": list(TASKS)},
+        )
+
+    def draw(self, data):
+        """Cosine matrices of some g, and scores before and after training against g."""
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        some = np.unique(np.linspace(0, data.g.size - 1, 4).round().astype(int))
+        fig, axes = style.figure(2, len(some) + 1, width=10.2, height=4.6)
+        for row, stage in enumerate(("before", "after")):
+            for column, index in enumerate(some):
+                panel = axes[row, column]
+                matrix = data.cosine.isel(g=index, seed=0).sel(stage=stage).values
+                panel.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
+                panel.set_xticks(range(4), TASKS)
+                panel.set_yticks(range(4), TASKS)
+                panel.set_title(f"g = {float(data.g[index]):g}, {stage}", fontsize=8)
+            panel = axes[row, len(some)]
+            states, _ = scores(data.sel(stage=stage))
+            for name, color in COLORS.items():
+                panel.plot(data.g, states[name].median("seed"), ".-", color=color, label=name)
+                panel.plot(data.g, states[name].transpose("g", "seed"), ".", color=color, ms=3, alpha=0.4)
+            panel.set(xlabel="g  (code)", ylabel="mean cosine C", title=f"{stage} training")
+        axes[0, len(some)].legend(frameon=False, fontsize=6)
+        style.letter(axes[0, 0], "A")
+        style.letter(axes[0, len(some)], "B")
+        fig.suptitle("Four tasks, GRU, g of the code (on all weights of the cell)", fontsize=9)
+        return fig
+
+    def claims(self, data) -> Iterator[Claim]:
+        """Figure S14, Appendix E.3; medians over seeds."""
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        states, _ = scores(data)
+        gap = (states["Pro/Anti"] - states["Mem/Del"]).median("seed")
+        before, after = gap.sel(stage="before"), gap.sel(stage="after")
+        small, large = slice(None, 3.0), slice(9.5, None)
+        yield Claim(
+            "before training, for g < 3, states align by Pro/Anti",
+            measured=float(-before.sel(g=slice(None, 2.9)).max()),
+            at_least=0.03,
+            source="Fig. S14, caption",
+            erratum="Untrained states align by Mem/Del, as in Fig. 4: memory-pro and memory-anti have the "
+            "same inputs after the context.",
+            note="smallest excess of the mean cosine of Mem/Del over that of Pro/Anti",
+        )
+        yield Claim(
+            "after training a bias towards Pro/Anti appears for smaller g",
+            measured=float(after.sel(g=small).min()),
+            at_least=0.2,
+            source="Fig. S14B",
+            note="smallest excess of Pro/Anti over Mem/Del for g up to 3",
+        )
+        yield Claim(
+            "for large g the bias towards Pro/Anti is less clear",
+            measured=float(after.sel(g=large).mean()),
+            at_most=0.3,
+            source="Fig. S14B",
+            note="excess of Pro/Anti over Mem/Del near g = 10; for g up to 3 it is "
+            f"{float(after.sel(g=small).mean()):.2g} in the mean",
+        )

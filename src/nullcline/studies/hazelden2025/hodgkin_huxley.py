@@ -1,0 +1,216 @@
+"""Appendix E.4: the operators of a network of Hodgkin–Huxley neurons."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...engine import Claim, Grid, Study
+from .. import _style as style
+from .._lazy import eqx, jax, jnp, jr, lax, lazily, xr
+
+operators = lazily("nullcline.operators")
+recurrent = lazily("nullcline.recurrent")
+
+WINDOWS = (1.0, 2.0, 4.0, 8.0)
+THRESHOLD = 0.0
+"""A spike is a crossing of so many mV from below."""
+
+
+class HodgkinHuxley(Study):
+    """Voltages, growth of perturbations, kernel of K and truncated gradients of spiking neurons."""
+
+    source = "hazelden2025/hodgkin-huxley"
+    presets = {
+        "quick": Grid(neurons=20, g=3.0, dt=0.02, duration=40.0, seed=range(3)),
+        "paper": Grid(neurons=20, g=3.0, dt=0.01, duration=40.0, seed=range(10)),
+    }
+    expected = {"quick": 15.0, "paper": 200.0}
+
+    def compute(self, neurons, g, dt, duration, seed):
+        """Run one network and its operators, and one neuron alone."""
+        key = jr.fold_in(jr.key(1952), seed)
+        cell = recurrent.hodgkin_huxley_cell(1, neurons, 1, g=g, dt=dt, key=key)
+        steps, every = round(duration / dt), round(0.1 / dt)
+        inputs = jr.normal(jr.fold_in(key, 1), (1, steps, 1))
+        flow = operators.linearize(cell, inputs)
+        # The output, a weighted sum of synapses, is asked to be silent.
+        targets = jnp.zeros_like(flow.outputs)
+        mask = jnp.ones_like(targets)
+        growth = np.linalg.norm(np.asarray(operators.transition_matrices(flow))[0, ::every], 2, axis=(1, 2))
+        voltage = np.asarray(flow.states[0, ::every, :neurons])
+        adjoint = flow.adjoint(targets, mask)
+        full = _flat(flow.parameter_tangent.T @ adjoint)
+        cosines = [_cosine(full, g) for g in _truncated(flow, adjoint, [round(w / dt) for w in WINDOWS])]
+        rate = 1e-7
+        return xr.Dataset(
+            {
+                "voltage": (("time", "neuron"), voltage),
+                "growth": ("time", growth),
+                "cosine": ("window", np.array(cosines)),
+                "kernel_error": kernel_error(flow, cell),
+                "gate_share": gate_share(flow, neurons),
+                "prediction_error": prediction_error(cell, flow, inputs, targets, mask, rate),
+                "spikes": spikes_alone(10.0),
+                "spikes_at_rest": spikes_alone(0.0),
+            },
+            coords={"time": dt * every * np.arange(len(growth)), "window": list(WINDOWS)},
+        )
+
+    def draw(self, data):
+        """Voltages, the norm of the transition matrix, and cosines of truncated gradients."""
+        data = data.isel(neurons=0, g=0, dt=0, duration=0)
+        one = data.isel(seed=0)
+        fig, axes = style.figure(1, 3, width=8.4, height=2.7)
+        for k in range(min(5, one.sizes["neuron"])):
+            axes[0, 0].plot(data.time, one.voltage[:, k], color=style.PALETTE[k], lw=0.8)
+        axes[0, 0].set(xlabel="time (ms)", ylabel="V (mV)", title="five neurons")
+        axes[0, 1].plot(data.time, one.growth, color=style.BLACK, lw=0.9)
+        axes[0, 1].set(
+            xlabel="time (ms)", ylabel="$|\\Phi(t, 0)|$", yscale="log", title="growth, peaks on spikes"
+        )
+        for seed in data.seed.values:
+            axes[0, 2].plot(data.window, data.cosine.sel(seed=seed), ".-", color=style.BLUE)
+        axes[0, 2].set(xlabel="window of the adjoint (ms)", ylabel="cosine with the gradient", ylim=(0, 1.03))
+        axes[0, 2].set_title("truncated gradients")
+        fig.suptitle(
+            f"Hodgkin–Huxley network, W ~ N(0, g²/n), g = {float(data.g):g} (no power: no rank)", fontsize=9
+        )
+        return fig
+
+    def claims(self, data) -> Iterator[Claim]:
+        """Appendix E.4, with its errata."""
+        data = data.isel(neurons=0, g=0, dt=0, duration=0)
+        yield Claim(
+            "a neuron driven by 10 µA/cm² fires regularly",
+            measured=float(data.spikes.mean()),
+            at_least=13,
+            at_most=15,
+            source="Appendix E.4",
+            note="spikes in 200 ms from rest",
+        )
+        yield Claim(
+            "without current it rests",
+            measured=float(data.spikes_at_rest.max()),
+            at_most=0,
+            source="Appendix E.4",
+            note="spikes in 200 ms",
+        )
+        yield Claim(
+            "k(t₀, t₁) = x·x + σ(V)·σ(V) is the kernel of K",
+            measured=float(data.kernel_error.max()),
+            at_most=1e-12,
+            source="(101)",
+            note="largest relative difference of K q from the kernel acting on the V block of q, times dt²",
+        )
+        yield Claim(
+            "K acts on the whole state as a multiple of the identity",
+            measured=float(data.gate_share.max()),
+            at_most=0,
+            source="(98)-(101)",
+            erratum="The kernel acts on the V block alone: K q has no part in the gates, whatever q is.",
+            note="norm of the gates' part of K q over that of K q",
+        )
+        yield Claim(
+            "δz = -P K P* Err holds for spiking neurons",
+            measured=float(data.prediction_error.max()),
+            at_most=1e-3,
+            source="Proposition 1",
+            note="relative difference of the change of the states after a small step from the predicted one",
+        )
+        growth = data.growth.isel(time=slice(1, None))
+        yield Claim(
+            "perturbations explode on spikes",
+            measured=float((growth.max("time") / growth.median("time")).min()),
+            at_least=10,
+            source="Appendix E.4",
+            note="peak of |Φ(t, 0)| over its median; peaks "
+            + ", ".join(f"{float(v):.3g}" for v in growth.max("time"))
+            + ", medians "
+            + ", ".join(f"{float(v):.3g}" for v in growth.median("time")),
+        )
+        mean = data.cosine.mean("seed")
+        for window, low, high in ((1.0, None, 0.5), (4.0, 0.85, None), (8.0, 0.97, None)):
+            yield Claim(
+                f"truncated gradients: a window of {window:g} ms is "
+                + ("too short" if low is None else "enough for the direction of the gradient"),
+                measured=float(mean.sel(window=window)),
+                at_least=low,
+                at_most=high,
+                source="Appendix E.4",
+                note="cosine with the whole gradient for a loss that asks for silence, mean over networks",
+            )
+
+
+def _flat(gradient: dict) -> np.ndarray:
+    return np.concatenate([np.asarray(leaf).reshape(-1) for _, leaf in sorted(gradient.items())])
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def _truncated(flow: Any, adjoint: Any, windows: list[int]) -> list[np.ndarray]:
+    """Gradients from adjoints that see errors at most so many steps ahead.
+
+    With u_k(t) = Φ(t + k, t)ᵀ a(t + k), found from u_{k-1} by one transposed Jacobian for all t at once, the
+    adjoint with window w is a - u_{w+1}.
+    """
+    step = jax.vmap(lambda z, x, a: jax.vjp(lambda z: flow.model.step({}, z, x), z)[1](a)[0])
+
+    @eqx.filter_jit
+    def ahead(flow, u, count):
+        def shift(_, u):
+            pulled = step(flow.states_before[0], flow.inputs[0], u)
+            return jnp.concatenate([pulled[1:], jnp.zeros_like(pulled[:1])])
+
+        return lax.fori_loop(0, count, shift, u)
+
+    gradients, u, done = [], adjoint[0], 0
+    for window in windows:
+        u, done = ahead(flow, u, jnp.asarray(window + 1 - done)), window + 1
+        gradients.append(_flat(flow.parameter_tangent.T @ (adjoint - u[None])))
+    return gradients
+
+
+def kernel_error(flow: Any, cell: Any) -> float:
+    """Relative difference of K q from the closed form of the erratum to (101), at a random q."""
+    q = jr.normal(jr.key(3), flow.states.shape)
+    applied = np.asarray(flow.parameter_operator @ q)[0]
+    n = cell.hidden
+    features = np.concatenate([flow.inputs[0], cell.synapses(flow.states_before[0, :, :n])], axis=1)
+    wanted = np.zeros_like(applied)
+    wanted[:, :n] = cell.dt**2 / cell.capacitance**2 * features @ (features.T @ np.asarray(q[0, :, :n]))
+    return float(np.linalg.norm(applied - wanted) / np.linalg.norm(wanted))
+
+
+def gate_share(flow: Any, neurons: int) -> float:
+    """Share of K q in the gates, at a random q."""
+    applied = np.asarray(flow.parameter_operator @ jr.normal(jr.key(3), flow.states.shape))
+    return float(np.linalg.norm(applied[..., neurons:]) / np.linalg.norm(applied))
+
+
+def prediction_error(cell: Any, flow: Any, inputs: Any, targets: Any, mask: Any, rate: float) -> float:
+    """Relative error of -η P K P* Err as the change of the states after one step of size η, by halves."""
+    gradient = flow.gradient(targets, mask)
+    predicted = np.asarray(flow.predicted_change(targets, mask))
+    # The step is scaled so that the largest predicted change of a state is the rate.
+    eta = rate / np.abs(predicted).max()
+    sides = []
+    for sign in (1, -1):
+        moved = eqx.tree_at(
+            lambda c: (c.w, c.w_in),
+            cell,
+            (cell.w - sign * eta * gradient["w"], cell.w_in - sign * eta * gradient["w_in"]),
+        )
+        sides.append(np.asarray(recurrent.run(moved, inputs)[0]))
+    change = (sides[0] - sides[1]) / (2 * eta)
+    return float(np.linalg.norm(change - predicted) / np.linalg.norm(predicted))
+
+
+def spikes_alone(current: float) -> int:
+    """Spikes of one neuron in 200 ms under a constant current."""
+    cell = recurrent.hodgkin_huxley_cell(1, 1, 1, g=0.0, dt=0.01, current=current, key=jr.key(0))
+    states = recurrent.run(cell, jnp.zeros((1, 20_000, 1)))[0]
+    voltage = np.asarray(states[0, :, 0])
+    return int(np.sum((voltage[1:] >= THRESHOLD) & (voltage[:-1] < THRESHOLD)))
