@@ -182,6 +182,23 @@ def test_spectra_and_ranks_refuse(flow):
         operators.total_variance(P, 1)
 
 
+def test_directions_of_nothing_are_refused(flow):
+    P, K = flow.propagator, flow.parameter_operator
+    with pytest.raises(ValueError, match="`relative=True` needs an operator known to be positive semi-def"):
+        operators.rayleigh(P, flow.states, relative=True)
+    nothing = operators.linearize(
+        lambda p, z, x: p * z, X, jnp.zeros(2), params=jnp.ones(2), readout=(jnp.eye(2), None)
+    )
+    with pytest.raises(ValueError, match="The states of a task are zero: their cosine is not defined"):
+        operators.state_cosine(nothing, [0, 1])
+    with pytest.raises(ValueError, match="The change of the states is zero"):
+        operators.misdirection(nothing, jnp.zeros((2, 3, 2)), jnp.ones((2, 3, 2)))
+    with pytest.raises(ValueError, match="do not vary: their dimension is not defined"):
+        operators.activity_dimension(nothing.states)
+    with pytest.raises(ValueError, match="`q` is zero: its share in a mode is not defined"):
+        operators.mode_share(operators.consensus(K), jnp.zeros_like(flow.states), 2)
+
+
 @pytest.mark.parametrize("over", [(), ("batch", "time", "hidden"), ("unit",), ("time", "time")])
 def test_consensus_refuses_axes(flow, over):
     with pytest.raises(ValueError, match="some but not all of"):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from nullcline import operators, recurrent
 
@@ -66,6 +67,62 @@ def test_hodgkin_huxley_step_of_training(neurons):
         after = operators.linearize(moved, flow.inputs, flow.initial_state).states
         gaps.append(float(jnp.linalg.norm((after - flow.states) / eta - change)))
     assert gaps[0] < 0.1 * float(jnp.linalg.norm(change)) and 1.9 < gaps[0] / gaps[1] < 2.1
+
+
+def _steady(voltage):
+    """Openings and closings of the gates m, n, h, as numbers, by the textbook's formulas."""
+    v = voltage
+    opening = np.array(
+        [
+            (v + 40) / 10 / -np.expm1(-(v + 40) / 10),
+            (v + 55) / 100 / -np.expm1(-(v + 55) / 10),
+            0.07 * np.exp(-(v + 65) / 20),
+        ]
+    )
+    closing = np.array(
+        [4 * np.exp(-(v + 65) / 18), 0.125 * np.exp(-(v + 65) / 80), 1 / (1 + np.exp(-(v + 35) / 10))]
+    )
+    return opening, closing
+
+
+def _ionic(v, m, n, h):
+    return -36 * n**4 * (v + 77) - 120 * m**3 * h * (v - 50) - 0.3 * (v + 54.387)
+
+
+def test_hodgkin_huxley_rests_where_its_currents_cancel():
+    def current(v):
+        opening, closing = _steady(v)
+        return _ionic(v, *(opening / (opening + closing)))
+
+    rest = brentq(current, -70.0, -60.0, xtol=1e-13)
+    np.testing.assert_allclose(rest, -65.0, atol=0.01)  # the textbook's resting potential
+    opening, closing = _steady(rest)
+    gates = opening / (opening + closing)
+    state = jnp.asarray([rest, *gates])
+    cell = recurrent.HodgkinHuxleyCell(
+        jnp.zeros((1, 1)), jnp.zeros((1, 1)), jnp.ones((1, 1)), dt=DT, current=0.0
+    )
+    flow = operators.linearize(cell, jnp.zeros((1, 3, 1)), state)
+    np.testing.assert_allclose(flow.states[0], np.tile(state, (3, 1)), rtol=0, atol=1e-12)
+    # The arrowhead of hazelden2025 (83)-(95), erratum: voltage in the first row and column, gates diagonal.
+    m, n, h = gates
+    up, down = (np.array([_steady(rest + d)[i] for d in (1e-5, -1e-5)]) for i in (0, 1))
+    slope_up, slope_down = (part[0] - part[1] for part in (up / 2e-5, down / 2e-5))
+    f = np.zeros((4, 4))
+    f[0] = [
+        -36 * n**4 - 120 * m**3 * h - 0.3,
+        -360 * m**2 * h * (rest - 50),
+        -144 * n**3 * (rest + 77),
+        -120 * m**3 * (rest - 50),
+    ]
+    f[1:, 0] = slope_up * (1 - gates) - slope_down * gates
+    f[1:, 1:] = -np.diag(opening + closing)
+    J = np.asarray(operators.transition_matrices(flow))[0, 0]
+    # The slopes of the rates are central differences: 1e-10 from rounding and from h^2.
+    np.testing.assert_allclose(J, np.eye(4) + DT * f, rtol=0, atol=1e-9)
+    assert np.all(np.abs(np.linalg.eigvals(J)) < 1)  # stable
+    exponents = operators.lyapunov(flow)[0]
+    np.testing.assert_allclose(np.sum(exponents), np.linalg.slogdet(J)[1], rtol=1e-10)
 
 
 @pytest.mark.parametrize("make", ["rate_cell", pytest.param("lstm_cell", marks=pytest.mark.slow)])

@@ -169,10 +169,10 @@ def test_an_unfinished_krylov_space_says_so():
 
 
 def test_a_few_values_of_a_consensus_come_with_the_total_of_all():
-    flow = cells.flow_of("rate", jnp.full(6, 1 / 6), batch=6, time=15)
+    flow = cells.flow_of("torch_rnn", jnp.full(6, 1 / 6), batch=6, time=15)
     kernel = operators.consensus(flow.parameter_operator)
     exact = np.linalg.eigvalsh(np.asarray(kernel.matrix))[::-1]
-    found = operators.consensus(flow.parameter_operator).top(2)
+    found = kernel.top(2)
     assert (found.method, found.kind, found.is_complete, found.dimension) == (
         "krylov",
         "eigenvalues",
@@ -188,6 +188,11 @@ def test_a_few_values_of_a_consensus_come_with_the_total_of_all():
     close(whole.values, exact[:60])
     with pytest.raises(ValueError, match="`k` must be from 1 to 90, got 91"):
         kernel.top(91)
+    # The kernel of a rate network is a thin factor.
+    thin = operators.consensus(cells.flow_of("rate").parameter_operator)
+    some, values = thin.top(3), np.linalg.eigvalsh(np.asarray(thin.matrix))[::-1]
+    close(some.values, values[:3])
+    close(some.total, np.sum(values))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -245,6 +246,33 @@ def test_a_step_of_torch_moves_a_custom_cell_as_predicted(custom):
         gaps.append(np.linalg.norm((after - before).numpy() / eta - change))
     # The start in float32 leaves 1e-8 relative to the change.
     assert gaps[0] < 0.05 * np.linalg.norm(change) and 1.9 < gaps[0] / gaps[1] < 2.1
+
+
+@pytest.mark.parametrize("kind", ["GRU", pytest.param("LSTM", marks=pytest.mark.slow)])
+def test_cells_of_equinox_are_those_of_torch_but_for_one_bias(kind):
+    torch.manual_seed(0)
+    module = getattr(torch.nn, kind)(N, H, batch_first=True).double()
+    x = torch.randn(B, T, N, dtype=torch.float64)
+    flow = operators.from_torch(module, x)
+    w = {name: jnp.asarray(value.detach().numpy()) for name, value in module.named_parameters()}
+    cell = getattr(eqx.nn, f"{kind}Cell")(N, H, key=jr.key(0))
+    both = w["bias_ih_l0"] + w["bias_hh_l0"]
+    bias = jnp.concatenate([both[: 2 * H], w["bias_ih_l0"][2 * H :]]) if kind == "GRU" else both
+    cell = eqx.tree_at(
+        lambda c: (c.weight_ih, c.weight_hh, c.bias), cell, (w["weight_ih_l0"], w["weight_hh_l0"], bias)
+    )
+    if kind == "GRU":
+        cell = eqx.tree_at(lambda c: c.bias_n, cell, w["bias_hh_l0"][2 * H :])
+    start = jnp.zeros(H) if kind == "GRU" else (jnp.zeros(H), jnp.zeros(H))
+    merged = operators.linearize(lambda cell, z, x: cell(x, z), flow.inputs, start, params=cell)
+    close(merged.states, flow.states, 1e-12)
+    # The same function and the same weights, but K counts one bias instead of two.
+    q = jr.normal(jr.key(0), flow.states.shape)
+    close(merged.propagator @ q, flow.propagator @ q, 1e-12)
+    ours, theirs = (f.parameter_operator.terms for f in (flow, merged))
+    close(theirs["weight_hh"] @ q, ours["weight_hh_l0"] @ q, 1e-12)
+    whole, less = (f.parameter_operator @ q for f in (flow, merged))
+    assert np.linalg.norm(whole - less) > 1e-3 * np.linalg.norm(whole)
 
 
 def test_float32_modules_compute_in_float32_or_as_asked():

@@ -80,27 +80,32 @@ class Consensus(eqx.Module):
             Largest residual of a mode, as a share of the largest value; by default 1e-8 (1e-4 in float32).
             Where a random space of a few times k vectors does not reach it, all values are computed.
         """
-        size = self.matrix.shape[0]
+        whole = self.factor if self.whole is None else self.whole
+        assert whole is not None
+        size = len(whole)
         if not 1 <= k <= size:
             raise ValueError(f"`k` must be from 1 to {size}, got {k}.")
         if self.kind == "duplicate" and not self.has_eigenvalues:
             raise ValueError("`top` needs a positive semi-definite consensus; use `values` for a duplicate.")
         if tolerance is None:
-            tolerance = 1e-8 if self.matrix.dtype == jnp.float64 else 1e-4
-        matrix = self.matrix
-        for blocks in (2, 5):
-            if size > 2 * blocks * (k + 20):
-                squares, residuals = _largest(matrix, k, blocks)
-                if bool(jnp.all(residuals <= tolerance)):
-                    break
-        else:
-            squares, residuals = jnp.linalg.eigvalsh(matrix)[::-1][:k], None
-        squares = jnp.clip(squares, 0, None)  # pyright: ignore[reportPossiblyUnboundVariable]
-        values = jnp.sqrt(squares) if self.kind == "gram" else squares
-        kind = "eigenvalues" if self.has_eigenvalues else "singular values"
-        total, converged = jnp.trace(matrix), np.ones(k, bool)
+            tolerance = 1e-8 if whole.dtype == jnp.float64 else 1e-4
+        values, residuals = self._few(k, tolerance)
+        values = self.values[:k] if values is None else values
+        total = jnp.sum(whole**2) if self.whole is None else jnp.trace(whole)
+        kind = "singular values" if self.kind == "gram" else "eigenvalues"
         method = "dense" if residuals is None else "krylov"
-        return Spectrum(values, None, residuals, total, converged, method, kind, False, size)
+        return Spectrum(values, None, residuals, total, np.ones(k, bool), method, kind, False, size)
+
+    def _few(self, k: int, tolerance: int | float) -> tuple[Array | None, Array | None]:
+        if self.whole is None:
+            return None, None  # the small side of the factor has them all
+        for blocks in (2, 5):
+            if len(self.whole) > 2 * blocks * (k + 20):
+                squares, residuals = _largest(self.whole, k, blocks)
+                if bool(jnp.all(residuals <= tolerance)):
+                    squares = jnp.clip(squares, 0, None)
+                    return jnp.sqrt(squares) if self.kind == "gram" else squares, residuals
+        return None, None
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
