@@ -1,8 +1,8 @@
 """GRUs on the four tasks of Experiment 2: how states and updates of the tasks align while training goes on.
 
 Which g: that of the code, which multiplies what PyTorch draws, U(±1/√N): the recurrent weights alone
-(``scaled="recurrent"``, the text of E.3), or all weights and biases of the cell (``scaled="all"``, a program of
-the document). At g = 1 the two agree.
+(``scaled="recurrent"``, the text of E.3), or all weights and biases of the cell (``scaled="all"``, a program
+of the document). At g = 1 the two agree.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from .._lazy import eqx, jax, jnp, jr, lazily, optax
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
 
-RECORD = 50
 TASKS = ("MP", "MA", "DP", "DA")
 FILTERS = {"Pro/Anti": ((0, 2), (1, 3)), "Mem/Del": ((0, 1), (2, 3))}
 """Pairs of tasks that share the sign of the response, and pairs that share the course of the stimulus."""
@@ -57,8 +56,8 @@ def _cell(task: Any, hidden: int, scaled: str, g: float, seed: int) -> Any:
 # Figures S14 and S15 show the same networks: those that were made by this process are found again.
 @functools.lru_cache(maxsize=64)
 def course(
-    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, scaled: str, g: float,
-    seed: int,
+    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, record: int,
+    scaled: str, g: float, seed: int,
 ) -> Course:  # fmt: skip
     """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
     task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
@@ -76,7 +75,7 @@ def course(
 
     dimensions.append(operators.activity_dimension(measure(cell).states))
     result = recurrent.train(
-        cell, task, steps=steps, batch_size=batch, optimizer=_optimizer(), snapshot_every=RECORD,
+        cell, task, steps=steps, batch_size=batch, optimizer=_optimizer(), snapshot_every=record,
         report=lambda checkpoint: measure(checkpoint.cell) is None, key=jr.fold_in(jr.key(5), seed),
     )  # fmt: skip
     dimensions.append(operators.activity_dimension(measure(result.final).states))

@@ -63,12 +63,13 @@ class Setup:
 class Trained:
     """Networks of one setup and g, one per seed (the leading axis of every array).
 
-    ``iterations`` to convergence are NaN where there was none; ``losses`` are test losses at ``records``.
+    ``iterations`` to convergence are NaN where there was none; ``losses`` are test losses at ``records``;
+    ``snapshots`` at them (a second axis) are there if asked for.
     """
 
     before: Any
     after: Any
-    snapshots: Any
+    snapshots: Any | None
     records: np.ndarray
     losses: np.ndarray
     iterations: np.ndarray
@@ -84,8 +85,8 @@ def _optimizer() -> Any:
 
 
 # Figures show the same networks: those that were made by this process are found again.
-@functools.lru_cache(maxsize=32)
-def trained(setup: Setup, g: float, seeds: tuple[int, ...]) -> Trained:
+@functools.lru_cache(maxsize=64)
+def trained(setup: Setup, g: float, seeds: tuple[int, ...], keeps_snapshots: bool = False) -> Trained:
     """Train one network per seed; convergence is the first record with a test loss below the threshold."""
     cells = [setup.network(g, seed) for seed in seeds]
     trials = setup.task.grid(TEST_TRIALS, dtype=jnp.float32)
@@ -112,7 +113,7 @@ def trained(setup: Setup, g: float, seeds: tuple[int, ...]) -> Trained:
     return Trained(
         before=result.initial,
         after=jax.tree.map(lambda leaf: leaf[np.arange(len(seeds)), end], snapshots),
-        snapshots=snapshots,
+        snapshots=snapshots if keeps_snapshots else None,
         records=records,
         losses=course,
         iterations=np.where(has_met, records[first], np.nan).astype(float),

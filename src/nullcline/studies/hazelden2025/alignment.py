@@ -33,7 +33,7 @@ class AdjointAlignment(Study):
     def compute(self, scale, g, hidden, period, batch, steps, seed):
         """Follow the networks of one g through training."""
         setup = Setup("tanh", scale, hidden, period, batch, steps, stops=False)
-        found = trained(setup, g, tuple(seed))
+        found = trained(setup, g, tuple(seed), keeps_snapshots=True)
         trials = setup.task.grid(10)
         shape = found.losses.shape
         quotient, cosine = np.zeros(shape), np.zeros(shape)

@@ -25,6 +25,7 @@ class FourTaskInterference(Study):
             angles=10,
             is_balanced=True,
             steps=1500,
+            record=50,
             scaled="recurrent",
             g=1.0,
             seed=range(3),
@@ -36,6 +37,7 @@ class FourTaskInterference(Study):
             angles=10,
             is_balanced=False,
             steps=5000,
+            record=50,
             scaled="recurrent",
             g=1.0,
             seed=range(20),
@@ -43,9 +45,9 @@ class FourTaskInterference(Study):
     }
     expected = {"quick": 45.0, "paper": 100_000.0}
 
-    def compute(self, hidden, period, batch, angles, is_balanced, steps, scaled, g, seed):
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
         """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, scaled, g, seed)
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
         return xr.Dataset(
             {
                 "cosine": (("iteration", "task", "other"), found.cosine),
@@ -58,7 +60,9 @@ class FourTaskInterference(Study):
     def draw(self, data):
         """Tasks, cosine matrices over training, scores of states, cumulative scores of updates, filters."""
         period = int(data.period[0])
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0, g=0)
+        data = data.isel(
+            hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0, g=0
+        )
         fig, axes = style.figure(2, 4, width=10.2, height=5.0)
         self._draw_tasks(axes[0, 0], period)
         last = data.sizes["iteration"] - 1
@@ -116,7 +120,9 @@ class FourTaskInterference(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Section 3.2: every run counts."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0, g=0)
+        data = data.isel(
+            hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0, g=0
+        )
         states, updates = scores(data)
         gap = states["Pro/Anti"] - states["Mem/Del"]
         yield Claim(

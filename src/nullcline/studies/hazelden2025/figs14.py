@@ -10,10 +10,10 @@ from .._lazy import xr
 from ._fourtasks import TASKS, course
 from .fig4 import COLORS, scores
 
-QUICK = Grid(hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, scaled="all",
-             g=[0.1, 1.0, 3.0, 5.0, 7.0, 10.0], seed=range(1))  # fmt: skip
-PAPER = Grid(hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, scaled="all",
-             g=[round(k * 10 / 49, 4) for k in range(50)], seed=range(10))  # fmt: skip
+QUICK = Grid(hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, record=100,
+             scaled="all", g=[0.1, 1.0, 3.0, 5.0, 7.0, 10.0], seed=range(1))  # fmt: skip
+PAPER = Grid(hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, record=100,
+             scaled="all", g=[round(k * 10 / 49, 4) for k in range(50)], seed=range(10))  # fmt: skip
 
 
 class AlignmentSweep(Study):
@@ -23,9 +23,9 @@ class AlignmentSweep(Study):
     presets = {"quick": QUICK, "paper": PAPER}
     expected = {"quick": 50.0, "paper": 2_500_000.0}
 
-    def compute(self, hidden, period, batch, angles, is_balanced, steps, scaled, g, seed):
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
         """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, scaled, g, seed)
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
         ends = [0, len(found.records) - 1]
         return xr.Dataset(
             {
@@ -39,7 +39,7 @@ class AlignmentSweep(Study):
 
     def draw(self, data):
         """Cosine matrices of some g, and scores before and after training against g."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0)
         some = np.unique(np.linspace(0, data.g.size - 1, 4).round().astype(int))
         fig, axes = style.figure(2, len(some) + 1, width=10.2, height=4.6)
         for row, stage in enumerate(("before", "after")):
@@ -64,7 +64,7 @@ class AlignmentSweep(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Figure S14, Appendix E.3; medians over seeds."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0)
         states, _ = scores(data)
         gap = (states["Pro/Anti"] - states["Mem/Del"]).median("seed")
         before, after = gap.sel(stage="before"), gap.sel(stage="after")

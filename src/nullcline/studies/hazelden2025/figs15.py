@@ -19,9 +19,9 @@ class InterferenceSweep(Study):
     presets = {"quick": QUICK, "paper": PAPER}
     expected = {"quick": 50.0, "paper": 2_500_000.0}
 
-    def compute(self, hidden, period, batch, angles, is_balanced, steps, scaled, g, seed):
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
         """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, scaled, g, seed)
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
         return xr.Dataset(
             {
                 "cosine": (("iteration", "task", "other"), found.cosine),
@@ -32,7 +32,7 @@ class InterferenceSweep(Study):
 
     def draw(self, data):
         """Cumulative scores at four iterations."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0)
         _, updates = scores(data)
         last = data.sizes["iteration"] - 1
         fig, axes = style.figure(1, 4, width=10.2, height=2.6)
@@ -51,7 +51,7 @@ class InterferenceSweep(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Figure S15, Appendix E.3; medians over seeds."""
-        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, scaled=0)
+        data = data.isel(hidden=0, period=0, batch=0, angles=0, is_balanced=0, steps=0, record=0, scaled=0)
         _, updates = scores(data)
         mean = updates["Pro/Anti"].mean("iteration").median("seed")
         lead = updates["Pro/Anti"] - updates["Mem/Del"]

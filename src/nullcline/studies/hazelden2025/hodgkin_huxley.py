@@ -71,7 +71,9 @@ class HodgkinHuxley(Study):
         )
         for seed in data.seed.values:
             axes[0, 2].plot(data.window, data.cosine.sel(seed=seed), ".-", color=style.BLUE)
-        axes[0, 2].set(xlabel="window of the adjoint (ms)", ylabel="cosine with the gradient", ylim=(0, 1.03))
+        axes[0, 2].set(
+            xlabel="window of the adjoint (ms)", ylabel="cosine with the gradient", ylim=(-1, 1.05)
+        )
         axes[0, 2].set_title("truncated gradients")
         fig.suptitle(
             f"Hodgkin–Huxley network, W ~ N(0, g²/n), g = {float(data.g):g} (no power: no rank)", fontsize=9
