@@ -37,13 +37,24 @@ TASKS = {
 
 @functools.cache
 def many(name):
-    return jax.tree.map(np.asarray, sampler(name, TRIALS)(jr.key(7)))
+    return jax.tree.map(np.asarray, sampler(name)(jr.key(7)))
 
 
 @functools.cache
-def sampler(name, batch):
-    # Compiled: op by op each operation would be compiled for itself.
-    return jax.jit(lambda key: TASKS[name].sample(batch, key=key))
+def sampler(name):
+    # Compiled, and for one size: op by op each operation would be compiled for itself.
+    return jax.jit(lambda key: TASKS[name].sample(TRIALS, key=key))
+
+
+@functools.cache
+def grid(name, batch):
+    return jax.tree.map(np.asarray, jax.jit(lambda: TASKS[name].grid(batch))())
+
+
+def zero_loss(name, rows):
+    """Loss of a silent network on the first trials."""
+    trials = jax.tree.map(lambda leaf: jnp.asarray(leaf[:rows]), many(name))
+    return float(recurrent.loss(jnp.zeros(trials.targets.shape), trials))
 
 
 def assert_uniform(counts):
@@ -62,10 +73,9 @@ def assert_mean(values, expected):
 @pytest.mark.parametrize("name", TASKS)
 def test_shapes_precision_and_reproducibility(name, key):
     task = TASKS[name]
-    sample = sampler(name, 8)
-    trials, again, other = sample(key), sample(jr.key(0)), sample(jr.key(1))
-    assert trials.inputs.shape == (8, task.time, task.inputs)
-    assert trials.targets.shape == trials.mask.shape == (8, task.time, task.outputs)
+    trials, again, other = many(name), sampler(name)(jr.key(7)), sampler(name)(key)
+    assert trials.inputs.shape == (TRIALS, task.time, task.inputs)
+    assert trials.targets.shape == trials.mask.shape == (TRIALS, task.time, task.outputs)
     for ours, theirs in zip(jax.tree.leaves(trials), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     is_random = name not in ("constant", "cosine")
@@ -75,11 +85,9 @@ def test_shapes_precision_and_reproducibility(name, key):
     assert set(np.unique(trials.mask)) <= {0.0, 1.0}
 
 
-def test_sampling_needs_no_jit(key):
-    eager = TASKS["flip-flop"].sample(8, key=key)
-    for ours, theirs in zip(
-        jax.tree.leaves(eager), jax.tree.leaves(sampler("flip-flop", 8)(key)), strict=True
-    ):
+def test_sampling_needs_no_jit():
+    eager = TASKS["flip-flop"].sample(TRIALS, key=jr.key(7))
+    for ours, theirs in zip(jax.tree.leaves(eager), jax.tree.leaves(many("flip-flop")), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-14)
 
 
@@ -147,7 +155,7 @@ def test_flip_flop_means_are_those_of_the_renewal_process():
     trials = many("flip-flop")
     assert_mean([len(pulses_of(inputs)) for inputs in trials.inputs], count)
     assert_mean(trials.mask.mean(axis=(1, 2)), share)
-    assert recurrent.loss(jnp.zeros((8, 100, 2)), sampler("flip-flop", 8)(jr.key(7))) == 0.0625
+    assert zero_loss("flip-flop", 8) == 0.0625
 
 
 def test_mante_law():
@@ -178,8 +186,7 @@ def test_mante_law():
     )
     assert np.all(trials.targets[:, :56] == 0)
     np.testing.assert_array_equal(trials.mask[0, :, 0], [1] * 46 + [0] * 10 + [1] * 40)
-    zero = recurrent.loss(jnp.zeros((8, 96, 1)), sampler("mante", 8)(jr.key(0)))
-    assert round(float(zero), 7) == 0.0581395
+    assert round(zero_loss("mante", 8), 7) == 0.0581395
 
 
 def test_mante_options():
@@ -255,8 +262,8 @@ def test_steps_survive_rounding():
 
 @pytest.mark.parametrize("name", ["memory-pro", "memory-anti", "delay-pro", "delay-anti"])
 def test_angle_tasks(name):
-    task, trials = TASKS[name], many(name)
-    clean = task.grid(10)
+    trials = many(name)
+    clean = jax.tree.map(jnp.asarray, grid(name, 10))
     angle = 2 * np.pi * np.arange(10) / 10
     shown = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     expected = np.zeros((10, 90, 3))
@@ -290,14 +297,14 @@ def test_uniform_angles(key):
 
 def test_four_tasks(key):
     task = TASKS["four"]
-    clean = task.grid(40)
+    clean = grid("four", 40)
     labels = np.array(task.labels(40))
     np.testing.assert_array_equal(labels, np.repeat(np.arange(4), 10))
     cue = np.zeros((40, 120, 4))
     cue[np.arange(40), :30, labels] = 1
     np.testing.assert_array_equal(clean.inputs[..., 3:], cue)
     for index, name in enumerate(("memory-pro", "memory-anti", "delay-pro", "delay-anti")):
-        single, rows = TASKS[name].grid(10), labels == index
+        single, rows = grid(name, 10), labels == index
         np.testing.assert_array_equal(clean.inputs[rows, 30:, :3], single.inputs)
         np.testing.assert_array_equal(clean.targets[rows, 30:], single.targets)
         np.testing.assert_array_equal(clean.targets[rows, :30], clean.inputs[rows, :30, :3])

@@ -100,11 +100,10 @@ def test_krylov_against_full(g):
 
 def test_small_basis_is_flagged():
     w0, m, w = network(3, 0.8)
-    taus = jnp.array([0.0, 1e-3, 2e-3, 4e-3, jnp.inf])
-    exact = theory.exact_flow(w0, m, w, 2.0, taus)
-    rough = theory.exact_flow(w0, m, w, 2.0, taus, rank=1)
+    exact = theory.exact_flow(w0, m, w, 2.0, jnp.full(TIMES, jnp.inf))
+    rough = theory.learning(w0, m, w, 2.0, rank=1)
     assert "krylov_truncated" in rough.status.flags and not bool(rough.status.is_trusted)
-    assert np.linalg.norm(exact.change[-1] - rough.change[-1]) > 1e-8
+    assert np.linalg.norm(exact.change[-1] - rough.change) > 1e-8
     assert exact.status.flags == ()
 
 
@@ -148,11 +147,20 @@ def test_series_against_flow():
 
 def test_critical_step_is_two_over_curvature():
     """The largest eigenvalue of the Hessian of the loss at the converged weights, by autodiff."""
-    w0, m, w = network(7, 0.5, n=6)
+    w0, m, w = network(7, 0.5)
     step = theory.critical_step(w0, m, w, 1.0)
     weights = w0 + theory.exact_flow(w0, m, w, 1.0, jnp.full(TIMES, jnp.inf)).change[-1]
-    hessian = jax.hessian(loss_of)(weights, m, w, 1.0).reshape(36, 36)
-    np.testing.assert_allclose(step, 2 / np.linalg.eigvalsh(hessian)[-1], rtol=1e-9)
+
+    @jax.jit
+    def curvature(direction):
+        return jax.jvp(lambda at: jax.grad(loss_of)(at, m, w, 1.0), (weights,), (direction,))[1]
+
+    # At the solution the Hessian has rank one: a power iteration from anywhere is there after one product.
+    direction = curvature(jr.normal(jr.key(0), (N, N)))
+    direction = direction / jnp.linalg.norm(direction)
+    along = curvature(direction)
+    np.testing.assert_allclose(along, jnp.sum(direction * along) * direction, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(step, 2 / jnp.linalg.norm(along), rtol=1e-9)
 
 
 def test_descent_is_gradient_descent():
@@ -209,16 +217,19 @@ def test_vmap_jit_and_grad():
     many = [network(seed, 0.6) for seed in (10, 11)]
     batch = [jnp.stack(parts) for parts in zip(*many, strict=True)]
     taus = jnp.array([0.0, 0.05, 0.1, 0.2, jnp.inf])
-    flows = jax.vmap(lambda w0, m, w: theory.exact_flow(w0, m, w, 1.0, taus))(*batch)
-    for i, parts in enumerate(many):
-        np.testing.assert_allclose(flows.readout[i], theory.exact_flow(*parts, 1.0, taus).readout, rtol=1e-9)
 
-    def final_norm(target):
-        return jnp.sum(theory.exact_flow(*many[0], target, taus).singular_values[-1] ** 2)
+    def final_norm(target, w0, m, w):
+        flow = theory.exact_flow(w0, m, w, target, taus)
+        return jnp.sum(flow.singular_values[-1] ** 2), flow.readout
 
+    both = jax.jit(jax.vmap(jax.value_and_grad(final_norm, has_aux=True)))
+    (norms, readouts), slopes = both(jnp.ones(2), *batch)
     h = 1e-4
-    difference = (final_norm(jnp.asarray(1 + h)) - final_norm(jnp.asarray(1 - h))) / (2 * h)
-    np.testing.assert_allclose(jax.jit(jax.grad(final_norm))(jnp.asarray(1.0)), difference, rtol=1e-6)
+    for i, parts in enumerate(many):
+        values = [final_norm(jnp.asarray(1 + by), *parts) for by in (-h, 0.0, h)]
+        np.testing.assert_allclose(norms[i], values[1][0], rtol=1e-9)
+        np.testing.assert_allclose(readouts[i], values[1][1], rtol=1e-9)
+        np.testing.assert_allclose(slopes[i], (values[2][0] - values[0][0]) / (2 * h), rtol=1e-6)
 
 
 @pytest.mark.slow

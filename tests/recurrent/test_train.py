@@ -113,31 +113,36 @@ def test_a_checkpoint_of_another_run_is_refused(whole):
         recurrent.train(new_cell(), TASK, **options(steps=STEPS + 1), resume=whole.checkpoint, key=jr.key(1))
 
 
-@pytest.mark.parametrize("method", ["map", pytest.param("vmap", marks=pytest.mark.slow)])
+# Linear networks on a short trial: they can diverge, and one program serves both tests of many networks.
+CONSTANT = recurrent.Constant(target=1.0, duration=8.0)
+LINEAR = [recurrent.rate_cell(1, 6, 1, g=g, nonlinearity="linear", key=jr.key(0)) for g in (0.0, 0.5, 0.8)]
+METHODS = ["map", pytest.param("vmap", marks=pytest.mark.slow)]
+
+
+def train_linear(method, rates):
+    settings = {"steps": 30, "batch_size": 1, "snapshot_every": 20, "learning_rate": jnp.asarray(rates)}
+    return recurrent.train_many(LINEAR, CONSTANT, **settings, method=method, key=jr.key(3))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_many_networks_are_each_trained_as_one(method):
-    cells = [new_cell(seed, g) for seed, g in ((0, 0.0), (1, 0.9), (2, 1.5))]
-    many = recurrent.train_many(cells, TASK, **options(), method=method, key=jr.key(3))
-    assert many.losses.shape == (3, STEPS) and many.final.w.shape == (3, 8, 8)
-    assert many.snapshots.w.shape == (3, 3, 8, 8)
-    one = recurrent.train(cells[1], TASK, **options(), key=jr.fold_in(jr.key(3), 1))
+    many = train_linear(method, [0.01, 0.02, 0.01])
+    assert many.losses.shape == (3, 30) and many.final.w.shape == (3, 6, 6)
+    assert many.snapshots.w.shape == (3, 2, 6, 6)
+    one = recurrent.train(
+        LINEAR[1], CONSTANT, steps=30, batch_size=1, snapshot_every=20, learning_rate=0.02,
+        key=jr.fold_in(jr.key(3), 1),
+    )  # fmt: skip
     # A stacked product may be summed in another order; Adam amplifies rounding of tiny gradients.
     np.testing.assert_allclose(many.losses[1], one.losses, rtol=1e-8)
     np.testing.assert_allclose(many.final.w[1], one.final.w, rtol=1e-6, atol=1e-8)
-    assert many.status == ["not_converged"] * 3
+    assert len(many.status) == 3 and many.status[1] == one.status
 
 
-@pytest.mark.parametrize("method", ["vmap", pytest.param("map", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_diverging_network_poisons_no_other(method):
     """The second network's step is absurd: it must keep finite weights, and its neighbors must not notice."""
-    cells = [
-        recurrent.rate_cell(1, 6, 1, g=0.5, nonlinearity="linear", key=jr.key(seed)) for seed in range(3)
-    ]
-    task = recurrent.Constant(target=1.0, duration=8.0)
-    sgd = optax.sgd(1.0)
-    rates = jnp.array([0.01, 1e6, 0.01])
-    settings = {"steps": 30, "batch_size": 1, "trainable": ("w",), "optimizer": sgd, "method": method}
-    many = recurrent.train_many(cells, task, learning_rate=rates, **settings, key=jr.key(0))
-    calm = recurrent.train_many(cells, task, learning_rate=rates.at[1].set(0.01), **settings, key=jr.key(0))
+    many, calm = (train_linear(method, [0.01, rate, 0.01]) for rate in (1e25, 0.01))
     for index in (0, 2):
         np.testing.assert_array_equal(many.losses[index], calm.losses[index])
         np.testing.assert_array_equal(many.final.w[index], calm.final.w[index])
@@ -146,8 +151,8 @@ def test_a_diverging_network_poisons_no_other(method):
     assert jnp.all(jnp.isfinite(many.losses[1, :at])) and jnp.all(jnp.isnan(many.losses[1, at + 1 :]))
     assert jnp.all(jnp.isfinite(many.final.w[1]))
     assert many.status[1] == "diverged" and many.flags[1][0] == "diverged"
-    # Eight time constants at g = 0.5 are too few to reach the fixed point.
-    assert "short_trial" in many.flags[0]
+    # Eight time constants at g = 0.8 are too few to reach the fixed point.
+    assert "short_trial" in many.flags[2]
 
 
 @pytest.mark.slow

@@ -55,8 +55,9 @@ def test_third_order_is_cut_at_the_target():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", SMALL, ids=lambda study: study.__name__)
-def test_study_runs_draws_and_claims(study, tmp_path):
+def test_study_runs_draws_and_claims(study, tmp_path, monkeypatch):
     """Small networks: the figure is drawn and every claim is a finite number with a verdict."""
+    monkeypatch.setattr(_linear, "GAPS", 2)
     data = run(study(), out=tmp_path, overrides=SMALL[study], is_quiet=True)
     assert data.attrs["failed"] == 0
     figure = study().draw(data)

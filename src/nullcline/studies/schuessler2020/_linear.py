@@ -12,6 +12,8 @@ theory: Any = lazily("nullcline.recurrent.theory")
 DT = 0.5
 FIXATION, DECISION = 2, 2  # steps
 EPOCHS = 200
+# Networks on which the distance of descent from the flow is measured, for each seed.
+GAPS = 9
 # Learning rates of the document: eta = eta_0 (1 - g^2)^2.
 ETA0 = {0.5: 0.015, 1.0: 0.009, 2.0: 0.003}
 
@@ -168,8 +170,8 @@ def simple_task(target: float, g: float, neurons: int, seed: int):
     truncated = np.asarray(w0) + size[0] * np.outer(left[:, 0], right[0])
     rank_one = w @ jnp.linalg.solve(jnp.eye(neurons) - truncated, m)
     steps = int(101 / DT)
-    # The gap depends on the network: nine of them, by the map that is exact for long trials.
-    gaps = np.array([finite_step_gap(target, g, neurons, 9 * seed + k) for k in range(9)])
+    # The gap depends on the network: several of them, by the map that is exact for long trials.
+    gaps = np.array([finite_step_gap(target, g, neurons, GAPS * seed + k) for k in range(GAPS)])
     return variables | {
         "step_gap": ("network", gaps[:, 0]),
         "rate_over_critical": ("network", gaps[:, 1]),

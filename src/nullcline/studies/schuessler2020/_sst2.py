@@ -75,8 +75,8 @@ def trained(hidden: int, epochs: int, rate: float, seed: int) -> Mapping[str, np
     coarse = sorted({*range(0, hidden + 1, max(hidden // 16, 1)), hidden})
     of_change = recurrent.truncation_curve(initial, final, held, fine, of="change")
     of_weights = recurrent.truncation_curve(initial, final, held, coarse, of="weights")
-    before, after = _spectra(initial), _spectra(final)
-    change = {name: _values(_matrices(final)[name] - _matrices(initial)[name]) for name in before}
+    before, after = _matrices(initial), _matrices(final)
+    change = {name: after[name] - before[name] for name in MATRICES}
     return {
         "loss": result.losses,
         "accuracy": result.accuracies,
@@ -91,7 +91,7 @@ def trained(hidden: int, epochs: int, rate: float, seed: int) -> Mapping[str, np
         "weights_accuracy": _on_ranks(of_weights, of_weights.accuracy, hidden),
         "weights_agreement": _on_ranks(of_weights, of_weights.agreement, hidden),
         "singular_values": np.stack(
-            [np.stack([part[name] for name in before]) for part in (before, after, change)]
+            [[_values(part[name], hidden) for name in MATRICES] for part in (before, after, change)]
         ),
     }
 
@@ -104,12 +104,9 @@ def _matrices(model) -> dict[str, np.ndarray]:
     return dict(zip(MATRICES, (np.asarray(w, dtype=float) for w in weights), strict=True))
 
 
-def _spectra(model) -> dict[str, np.ndarray]:
-    return {name: _values(matrix) for name, matrix in _matrices(model).items()}
-
-
-def _values(matrix: np.ndarray, count: int = 64) -> np.ndarray:
-    return np.linalg.svd(matrix, compute_uv=False)[:count]
+def _values(matrix: np.ndarray, hidden: int) -> np.ndarray:
+    """Leading singular values, as many as every matrix has."""
+    return np.linalg.svd(matrix, compute_uv=False)[: min(hidden, 64)]
 
 
 def _on_ranks(curve, values: np.ndarray, hidden: int) -> np.ndarray:
