@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def test_two_drivers_share_a_folder(scene):
 class Cluster:
     """A Dask scheduler and its workers, each a process of its own."""
 
-    def __init__(self, scene):
+    def __init__(self, scene, protocol="tcp", **environment):
         self.scene = scene
         self.file = scene.folder / "scheduler.json"
         self.scheduler = scene.start(
@@ -135,13 +136,16 @@ class Cluster:
                 "-m",
                 "dask",
                 "scheduler",
+                "--protocol",
+                protocol,
                 "--host",
                 "127.0.0.1",
                 "--port",
                 "0",
                 "--no-dashboard",
             ]
-            + ["--scheduler-file", str(self.file)]
+            + ["--scheduler-file", str(self.file)],
+            **environment,
         )
         scene.wait(self.is_ready, self.scheduler)
         self.address = json.loads(self.file.read_text())["address"]
@@ -206,6 +210,27 @@ def test_the_scheduler_stops(scene):
     assert status == 0, said
     scene.check_squares("quick", 12)
     assert all(scene.counts()[NAMES[name]] == then[NAMES[name]] for name in stored)
+
+
+@pytest.mark.slow
+def test_a_scheduler_behind_tls(scene):
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl, which makes the certificate")
+    key, certificate = scene.folder / "key.pem", scene.folder / "certificate.pem"
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subprocess.run([*new, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    tls = "DASK_DISTRIBUTED__COMM__TLS__"
+    environment = {tls + "CA_FILE": str(certificate)}
+    for role in ("SCHEDULER", "WORKER", "CLIENT"):
+        environment |= {f"{tls}{role}__CERT": str(certificate), f"{tls}{role}__KEY": str(key)}
+    cluster = Cluster(scene, "tls", **environment)
+    cluster.worker(**environment)
+    words = reproduce("toy/squares", "--scheduler", cluster.address, out=scene.out)
+    status, said = scene.run(words)
+    assert status == 1 and "needs certificates" in said and "Traceback" not in said, said
+    status, said = scene.run(words, **environment)
+    assert status == 0, said
+    scene.check_squares("quick", 12)
 
 
 def test_a_scheduler_that_is_not_there_is_named(scene):

@@ -159,6 +159,12 @@ class Executor:
                     yield client
             else:
                 parts = urlsplit(self.scheduler)
+                if parts.scheme == "tls" and not dask.config.get("distributed.comm.tls.ca-file", None):
+                    raise WorkerError(
+                        f"`scheduler` {self.scheduler} needs certificates, and Dask knows of none: set "
+                        "distributed.comm.tls.ca-file, .client.cert and .client.key in its configuration, or "
+                        "DASK_DISTRIBUTED__COMM__TLS__CA_FILE and so on in the environment"
+                    )
                 try:
                     # Dask would knock for a long time at a door that nobody opens.
                     socket.create_connection((parts.hostname or "", parts.port or 0), _LOST_AFTER).close()
