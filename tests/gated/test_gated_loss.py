@@ -156,7 +156,7 @@ def test_initial_weights():
     np.testing.assert_allclose(fan.w_hidden, large.w_hidden / 3**0.5, rtol=1e-14)
     # The standard error of a standard deviation is 1/sqrt(2 n); four of them, 6e-5 false alarms.
     wide = gated.initialize(4, 5, 3, 1.0, key=key)
-    many = jax.vmap(lambda k: gated.initialize(4, 5, 3, 1.0, key=k).w_in)(jr.split(key, 200))
+    many = jax.jit(jax.vmap(lambda k: gated.initialize(4, 5, 3, 1.0, key=k).w_in))(jr.split(key, 200))
     assert abs(float(jnp.std(many)) - 1) < 4 / (2 * many.size) ** 0.5
     assert wide.n_words == 5 and wide.n_hidden == 3
 

@@ -73,22 +73,19 @@ def test_conserved_quantities_by_component():
 
 @pytest.mark.slow
 def test_early_flow_is_the_linearized_flow():
-    for seed in (3,):
-        simple = scalar.initialize(5, 0.2, key=jr.key(seed))
-        end = float(scalar.escape_constant(simple, MASK))
-        times = np.array([0.2, 0.6, 0.9]) * end
-        found = scalar.early_flow(simple, MASK, jnp.asarray(times))
-        expected = solve(simple, MASK, times, is_linear=True)
-        flat = np.concatenate([found.networks.u, found.networks.v, found.networks.s[:, None]], axis=1)
-        np.testing.assert_allclose(flat, expected, rtol=1e-7, atol=1e-9)
-        # The first integral of S.
-        left, strength, right = np.linalg.svd(MASK * 1.0)
-        a, b = left.T @ np.asarray(simple.u), right @ np.asarray(simple.v)
-        x = 2 * strength * np.asarray(found.integral)[:, None]
-        square = float(simple.s) ** 2 + np.sum(
-            (a**2 + b**2) / 2 * (np.cosh(x) - 1) + a * b * np.sinh(x), axis=1
-        )
-        np.testing.assert_allclose(found.networks.s**2, square, rtol=1e-7)
+    simple = scalar.initialize(5, 0.2, key=jr.key(3))
+    end = float(scalar.escape_constant(simple, MASK))
+    times = np.array([0.2, 0.6, 0.9]) * end
+    found = scalar.early_flow(simple, MASK, jnp.asarray(times))
+    expected = solve(simple, MASK, times, is_linear=True)
+    flat = np.concatenate([found.networks.u, found.networks.v, found.networks.s[:, None]], axis=1)
+    np.testing.assert_allclose(flat, expected, rtol=1e-7, atol=1e-9)
+    # The first integral of S.
+    left, strength, right = np.linalg.svd(MASK * 1.0)
+    a, b = left.T @ np.asarray(simple.u), right @ np.asarray(simple.v)
+    x = 2 * strength * np.asarray(found.integral)[:, None]
+    square = float(simple.s) ** 2 + np.sum((a**2 + b**2) / 2 * (np.cosh(x) - 1) + a * b * np.sinh(x), axis=1)
+    np.testing.assert_allclose(found.networks.s**2, square, rtol=1e-7)
     with pytest.raises(ValueError, match="before the linearized flow blows up"):
         scalar.early_flow(simple, MASK, jnp.asarray([1.1 * end]))
 
@@ -184,12 +181,12 @@ def test_regular_flow_is_the_flow_of_a_circulant():
 
 @pytest.mark.slow
 def test_spectral_prediction_holds_at_escape():
-    mask = np.asarray(gated.circulant_mask(6, 4))
+    mask = np.asarray(gated.circulant_mask(5, 4))
     u, strength, v = scalar.spectral_prediction(mask)
     assert abs(float(strength) - 4) < 1e-12
-    np.testing.assert_allclose(jnp.abs(u), 6**-0.5, rtol=1e-10)
+    np.testing.assert_allclose(jnp.abs(u), 5**-0.5, rtol=1e-10)
     np.testing.assert_allclose(mask @ np.asarray(v), 4 * u, atol=1e-12)
-    simple = scalar.initialize(6, 1e-6, key=jr.key(0))
+    simple = scalar.initialize(5, 1e-6, key=jr.key(0))
     # Stopped half-way to the first fit, u and v are along the leading singular vectors, up to their signs.
     run = scalar.train(simple, mask, tolerance=0.3, max_evaluations=4000)
     assert run.status == "converged"
@@ -231,7 +228,9 @@ def test_frustrated_runs_are_reported():
         (lambda: scalar.train(scalar.initialize(3, key=jr.key(0)), MASK), "`mask` must have shape"),
         (lambda: scalar.train(scalar.initialize(5, key=jr.key(0)), MASK, tolerance=0.0), "`tolerance`"),
         (lambda: scalar.train_batch(scalar.initialize(5, key=jr.key(0)), MASK), "one leading axis"),
-        (lambda: scalar.train(scalar.Network(jnp.zeros(5), 0.0, jnp.zeros(5)), MASK), "not all zero"),
+        (lambda: scalar.train(scalar.Network(jnp.zeros(5), 0.0, jnp.zeros(5)), MASK), "zero: a stationary"),
+        (lambda: scalar.train(scalar.Network(jnp.full(5, jnp.nan), 1.0, jnp.ones(5)), MASK), "not finite"),
+        (lambda: scalar.train(scalar.initialize(5, key=jr.key(0)), MASK, max_evaluations=0), "`max_eval"),
     ],
 )
 def test_bad_arguments(call, message):

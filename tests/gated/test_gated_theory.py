@@ -33,7 +33,7 @@ def test_end_state(trained):
 def test_hessian_at_the_end(trained):
     _, mask, run = trained
     flat, unravel = jax.flatten_util.ravel_pytree(run.network)
-    hessian = jax.hessian(lambda x: gated.train_loss(unravel(x), mask))(flat)
+    hessian = jax.jit(jax.hessian(lambda x: gated.train_loss(unravel(x), mask)))(flat)
     found = np.linalg.eigvalsh(hessian)
     single = np.asarray(gated.final_hessian_eigenvalues(mask, 3))
     expected = np.repeat(single, 9)
@@ -66,10 +66,10 @@ def test_resistance_bounds_the_worst_pair(trained):
 def test_cross_pairs_of_many_words():
     # Outputs {0, 1} with input {0}, output {2} with inputs {1, 2}: rho² = 1/2 one way and 2 the other.
     mask = np.array([[1, 0, 0], [1, 0, 0], [0, 1, 1]])
-    starts = jax.vmap(lambda k: gated.initialize(3, 16, 16, 0.003, key=k))(jr.split(jr.key(0), 8))
-    run = gated.train_batch(starts, mask, max_evaluations=20_000)
+    starts = jax.vmap(lambda k: gated.initialize(3, 8, 8, 0.03, key=k))(jr.split(jr.key(0), 16))
+    run = gated.train_batch(starts, mask, max_evaluations=6_000)
     assert run.is_converged.all()
     pairs = np.asarray(jax.vmap(gated.pair_losses)(run.network)).mean(0)
     predicted = np.asarray(gated.small_scale_losses(mask))
-    # tr(Q)/D of a random orthogonal matrix has standard deviation 1/16, times rho, over 8 starts: 0.03.
+    # tr(Q)/D of a random orthogonal matrix has standard deviation 1/8, times rho ≤ √2, over 16 starts: 0.04.
     np.testing.assert_allclose(pairs, predicted, atol=0.15)

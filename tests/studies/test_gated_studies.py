@@ -15,20 +15,24 @@ TINY = {
     "fig1": {
         "languages": 3, "words": 2, "hidden": (2, 4), "scale": (0.3, 0.1), "seed": (0,), "pairs": (3, 5, 7, 8)
     },
-    "fig2a": {"starts": 16, "scale": (0.1, 1e-4, 1e-8), "budget": 400},
+    "fig2a": {"starts": 16, "scale": (0.1, 1e-4, 1e-8), "budget": 1_000},
     "fig2b": {"start": (6,), "decades": 6},
     "fig3a": {"scale": (0.01, 0.001), "seed": (0,)},
+    "fig3b": {"scale": (0.01, 0.001), "words": 2, "seed": (0,)},
     "fig4": {"languages": 4, "words": 2, "scale": (0.1,), "seed": (0, 1), "pairs": (9, 12)},
     "circulants": {"words": 2, "seed": (0, 1), "budget": 3_000},
     "diagonal": {"orders": 200, "words": 2, "seed": (0, 1)},
-    "spikes": {"languages": 4, "words": 2, "time": 300.0, "seed": (0, 1), "pairs": (7, 9)},
+    "spikes": {
+        "solver": ("float64", "tight"), "languages": 4, "words": 2, "time": 300.0, "seed": (0, 1),
+        "pairs": (9, 12),
+    },
     "predictors": {"languages": 5, "words": 2, "fixed": 11, "pool": range(30), "seed": (0,), "budget": 1_500},
 }  # fmt: skip
 
 
 def test_what_is_there():
     names = {study.figure for study in FOUND.values()}
-    assert names == {*TINY, "fig3b"}
+    assert names == set(TINY)
     for study in FOUND.values():
         assert {"quick", "paper"} <= set(study.presets) and set(study.expected) == {"quick", "paper"}
     paper = FOUND["shared-representations/fig1"].presets["paper"]
@@ -52,6 +56,7 @@ def test_slope():
     # All the weight on the last two points.
     y = np.array([50.0, 1.0, 10.0])
     np.testing.assert_allclose(_common.slope(x, y, np.array([1e-12, 1, 1])), 1, rtol=1e-6)
+    assert np.isnan(_common.slope(x[:1], y[:1]))
 
 
 def fake_figure_1():
@@ -132,14 +137,51 @@ def test_the_diagonal_study_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fig1", "fig2b", "fig4", "predictors"])
+@pytest.mark.parametrize("name", ["fig2b", "predictors"])
 def test_studies_run_tiny(name, tmp_path):
     data, claims = tiny(name, tmp_path)
     assert claims and data.sizes
-    if name == "fig1":
-        # The same point twice is the same bits.
-        study = FOUND["shared-representations/fig1"]
-        point = dict(languages=3, words=2, hidden=2, budget=3_000, scale=0.1, seed=(0,), pairs=(3, 5, 7, 8))
-        again = study.compute(**point)
-        stored = data.sel(hidden=2, scale=0.1).squeeze()
-        np.testing.assert_array_equal(again["test"][0], stored.test.values)
+
+
+@pytest.mark.slow
+def test_figure_1_runs(tmp_path):
+    data, claims = tiny("fig1", tmp_path)
+    assert len(claims) >= 6
+    # The same point twice is the same bits.
+    study = FOUND["shared-representations/fig1"]
+    point = dict(languages=3, words=2, hidden=2, budget=3_000, scale=0.1, seed=(0,), pairs=(3, 5, 7, 8))
+    again = study.compute(**point)
+    stored = data.sel(hidden=2, scale=0.1).squeeze()
+    np.testing.assert_array_equal(again["test"][0], stored.test.values)
+
+
+@pytest.mark.slow
+def test_figure_2a_runs(tmp_path):
+    data, claims = tiny("fig2a", tmp_path)
+    fails = data.fails.squeeze()
+    # Narrow circulants fail, and the more the narrower; wide ones do not at small scales.
+    assert float(fails.sel(width=2, scale=0.1)) > 0.5 > float(fails.sel(width=5, scale=0.1))
+    assert by_sentence(claims, "Every start that converged").verdict == "holds"
+    assert by_sentence(claims, "Wide circulants").verdict == "holds"
+
+
+# Studies of one size share compiled programs: one test each.
+@pytest.mark.slow
+def test_studies_of_ten_languages_run(tmp_path):
+    _, claims = tiny("fig3a", tmp_path)
+    assert [claim.verdict for claim in claims] == ["holds", "refuted"]
+    data, claims = tiny("fig3b", tmp_path)
+    assert by_sentence(claims, "One aligned pair").verdict == "holds"
+    assert np.abs(data.escape.sel(scale=0.01) / data.escape.sel(scale=0.001) - 1).max() < 0.2
+    data, claims = tiny("circulants", tmp_path)
+    assert by_sentence(claims, "every start that converged generalizes").verdict == "holds"
+    assert np.isfinite(data.cross.sel(mask="width 1")).any() and data.cross.sel(mask="width 5").isnull().all()
+
+
+@pytest.mark.slow
+def test_studies_of_four_languages_run(tmp_path):
+    _, claims = tiny("fig4", tmp_path)
+    assert by_sentence(claims, "at most R T train").verdict == "holds"
+    _, claims = tiny("spikes", tmp_path)
+    assert by_sentence(claims, "No converged run").verdict == "holds"
+    assert by_sentence(claims, "numerical").measured == 1

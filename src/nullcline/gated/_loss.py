@@ -4,15 +4,14 @@ Everything is built on the pair losses :math:`\ell_{oi} = \|W_o^o W_h W_i^i - \P
 The zero network has :math:`\ell = 1/2`, a random orthogonal translation :math:`\ell \approx 1`.
 """
 
-import warnings
-
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ._connectivity import components
-from ._masks import MaskLike, MaskWarning, as_mask
-from ._network import Network, Permutations, fold, is_concrete, unfold
+from ._masks import MaskLike, as_mask, warn_if_full
+from ._network import Network, Permutations, fold, unfold
 
 
 def pair_losses(
@@ -29,6 +28,11 @@ def pair_losses(
     """
     if permutations is not None:
         network = fold(network, permutations)
+    return _pair_losses(network)
+
+
+@jax.jit
+def _pair_losses(network: Network) -> Float[Array, "outputs inputs"]:
     through = jnp.matmul(network.w_out, network.w_hidden, precision="highest")
     maps = jnp.einsum("owh,ihx->oiwx", through, network.w_in, precision="highest")
     error = maps - jnp.eye(network.n_words, dtype=maps.dtype)[None, None]
@@ -58,12 +62,14 @@ class Losses(eqx.Module):
     cross: Float[Array, "*batch"]
 
 
+@jax.jit
 def masked_mean(values: Float[Array, "..."], where: Bool[Array, "..."]) -> Float[Array, ""]:
     """Mean over the selected entries; NaN when there is none."""
     weight = where.astype(values.dtype)
     return jnp.sum(jnp.where(where, values, 0)) / jnp.sum(weight)
 
 
+@jax.jit
 def split_losses(pairs: Float[Array, "outputs inputs"], mask: Bool[Array, "outputs inputs"]) -> Losses:
     """Average pair losses over the trained, the untrained, the within and the cross pairs."""
     outputs, inputs = components(mask)
@@ -77,8 +83,9 @@ def split_losses(pairs: Float[Array, "outputs inputs"], mask: Bool[Array, "outpu
 
 
 def losses(network: Network, mask: MaskLike, *, permutations: Permutations | None = None) -> Losses:
-    """All mean losses of ``network`` at once; see :class:`Losses`."""
+    """All mean losses of ``network`` at once; see :class:`Losses`. Warns when every pair is trained."""
     mask = as_mask(mask, network.n_languages)
+    warn_if_full(mask)
     return split_losses(pair_losses(network, permutations=permutations), mask)
 
 
@@ -101,11 +108,11 @@ def test_loss(
 ) -> Float[Array, ""]:
     """Mean loss over the untrained pairs; NaN, with a warning, when every pair is trained."""
     mask = as_mask(mask, network.n_languages)
-    if is_concrete(mask) and bool(mask.all()):
-        warnings.warn("Every pair is trained: the test loss is NaN.", MaskWarning, stacklevel=2)
+    warn_if_full(mask)
     return masked_mean(pair_losses(network, permutations=permutations), ~mask)
 
 
+@jax.jit
 def gram_value_and_gradient(
     w_out: Float[Array, "languages words hidden"],
     w_hidden: Float[Array, "hidden hidden"],

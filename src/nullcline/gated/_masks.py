@@ -47,6 +47,12 @@ def _check_values(values: np.ndarray, name: str) -> None:
         raise ValueError(f"`{name}` has no trained pair; at least one entry must be True.")
 
 
+def warn_if_full(mask: Bool[Array, "outputs inputs"]) -> None:
+    """Warn, for the caller of the caller, that there is no pair to test."""
+    if is_concrete(mask) and bool(mask.all()):
+        warnings.warn("Every pair is trained: the test loss is NaN.", MaskWarning, stacklevel=3)
+
+
 def warn_about(masks: Bool[np.ndarray, "batch languages languages"]) -> None:
     """Warn of masks with nothing to test, with an untrained language, or with too few pairs to connect."""
     languages = masks.shape[-1]
@@ -60,14 +66,14 @@ def warn_about(masks: Bool[np.ndarray, "batch languages languages"]) -> None:
         warnings.warn(
             f"Every pair is trained in {which(full)}: there is no pair to test, and the test loss is NaN.",
             MaskWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     silent = ~masks.any(-1).all(-1) | ~masks.any(-2).all(-1)
     if silent.any():
         warnings.warn(
             f"A language has no trained pair in {which(silent)}: its weights keep their initial values.",
             MaskWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     few = pairs < 2 * languages - 1
     if few.any():
@@ -76,7 +82,7 @@ def warn_about(masks: Bool[np.ndarray, "batch languages languages"]) -> None:
             f"not "
             "connected, and pairs across components cannot be learnt.",
             MaskWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -3,6 +3,8 @@
 ``w_out[o] @ w_hidden @ w_in[i]`` translates a word of language ``i`` into language ``o``.
 """
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.core
@@ -125,16 +127,23 @@ def initialize(
         raise ValueError(f"`scale` must be positive and finite, got {scale}.")
     if convention not in ("std", "fan_in"):
         raise ValueError(f"`convention` must be 'std' or 'fan_in', got {convention!r}.")
-    out_key, hidden_key, in_key = jr.split(key, 3)
     fan = convention == "fan_in"
     by_hidden, by_words = (n_hidden**-0.5, n_words**-0.5) if fan else (1.0, 1.0)
-    z_out = jr.normal(out_key, (n_languages, n_words, n_hidden))
-    z_hidden = jr.normal(hidden_key, (n_hidden, n_hidden))
-    z_in = jr.normal(in_key, (n_languages, n_hidden, n_words))
+    z_in, z_hidden, z_out = _draw(n_languages, n_words, n_hidden, key)
     return Network(
         w_in=z_in * by_words * scale,
         w_hidden=z_hidden * by_hidden * scale,
         w_out=z_out * by_hidden * scale,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _draw(n_languages: int, n_words: int, n_hidden: int, key: PRNGKeyArray) -> tuple[Array, Array, Array]:
+    out_key, hidden_key, in_key = jr.split(key, 3)
+    return (
+        jr.normal(in_key, (n_languages, n_hidden, n_words)),
+        jr.normal(hidden_key, (n_hidden, n_hidden)),
+        jr.normal(out_key, (n_languages, n_words, n_hidden)),
     )
 
 

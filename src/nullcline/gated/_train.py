@@ -1,6 +1,5 @@
 """Training: gradient flow of one network or of a batch, until the training loss is below a tolerance."""
 
-import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -10,14 +9,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from ._flow import check_limits, check_masks, default_batch, flow, only, status_names
 from ._loss import Losses, gram_value_and_gradient, pair_losses, split_losses
-from ._masks import MaskLike, _check_values, warn_about
+from ._masks import MaskLike
 from ._network import Network, Permutations, fold, unfold
-from ._queue import run_queue
-from ._rkc import BUDGET, CONVERGED, DIVERGED, Limits
-from ._trajectory import follow
-
-_NAMES = {CONVERGED: "converged", BUDGET: "budget", DIVERGED: "diverged"}
 
 
 class Run(eqx.Module):
@@ -128,31 +123,6 @@ def _final_losses(
     return lax.map(one, (y, masks), batch_size=batch)
 
 
-def check_limits(
-    tolerance: float,
-    rtol: float,
-    max_evaluations: int | Int[np.ndarray, " runs"],
-    max_time: float | None,
-    times: Float[Array | np.ndarray, " times"] | None,
-) -> None:
-    """Raise for limits that no run could respect."""
-    for name, value in {"tolerance": tolerance, "rtol": rtol}.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-    if np.any(np.asarray(max_evaluations) < 1):
-        raise ValueError(f"`max_evaluations` must be at least 1, got {np.min(max_evaluations)}.")
-    if max_time is not None and not max_time > 0:
-        raise ValueError(f"`max_time` must be positive, got {max_time}.")
-    if times is not None:
-        grid = np.asarray(times)
-        if grid.ndim != 1 or not grid.size or not np.isfinite(grid).all() or grid[0] < 0 or grid[-1] <= 0:
-            raise ValueError(f"`times` must be nonnegative, finite and end after 0, got {grid}.")
-        if (np.diff(grid) <= 0).any():
-            raise ValueError(f"`times` must increase, got {grid}.")
-        if max_time is not None and grid[-1] > max_time:
-            raise ValueError(f"`times` end at {grid[-1]}, after `max_time` = {max_time}.")
-
-
 def _check_weights(networks: Network, tolerance: float) -> None:
     words, hidden = networks.n_words, networks.n_hidden
     floor = (words - hidden) / (2 * words)
@@ -166,16 +136,6 @@ def _check_weights(networks: Network, tolerance: float) -> None:
     for name in ("w_in", "w_hidden", "w_out"):
         if not bool(jnp.isfinite(getattr(networks, name)).all()):
             raise ValueError(f"`{name}` holds values that are not finite.")
-
-
-def default_batch(size: int) -> int:
-    """Choose how many runs of ``size`` weights to compute together: what fits a cache, or fills a GPU.
-
-    On a CPU a large network fills the cache alone, and a single run is spared the price of lockstep.
-    """
-    if jax.default_backend() == "cpu":
-        return 1 if size > 2**13 else int(min(1024, 2 ** round(math.log2(2**16 / size))))
-    return int(min(4096, max(64, 2 ** round(math.log2(2**23.5 / size)))))
 
 
 def train_batch(
@@ -234,75 +194,36 @@ def train_batch(
             "Use `train` for one network."
         )
     runs, languages = networks.w_in.shape[:2]
-    if masks.ndim == 2:
-        masks = jnp.broadcast_to(jnp.asarray(masks)[None], (runs, *masks.shape))
-    if masks.shape != (runs, languages, languages):
-        raise ValueError(
-            f"`masks` must have shape {(runs, languages, languages)} (runs, outputs, inputs) to match the "
-            f"networks, got {masks.shape}."
-        )
-    _check_values(np.asarray(masks), "masks")
-    check_limits(tolerance, rtol, max_evaluations, max_time, times)
+    check_limits(runs, tolerance, rtol, max_evaluations, max_time, times, batch_size)
     _check_weights(networks, tolerance)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
-    masks = jnp.asarray(masks).astype(bool)
-    warn_about(np.asarray(masks))
+    masks = check_masks(masks, runs, languages)
 
     folded = networks if permutations is None else fold(networks, permutations)
     shape = (languages, networks.n_words, networks.n_hidden)
     start = _flatten(folded)
-    dtype = start.dtype
-    spread = jnp.sqrt(jnp.mean(start**2, axis=1))
-    if not bool((spread > 0).all()):
-        raise ValueError(
-            "All weights of a network are zero: a stationary point that gradient flow never leaves."
-        )
-    field, batch = _Field(shape), batch_size or default_batch(start.shape[1])
-    budget = np.broadcast_to(np.asarray(max_evaluations), (runs,)).astype(np.int32)
-    end_time = np.full(runs, math.inf if max_time is None else max_time)
-    y0, states, spent, elapsed = start, None, jnp.zeros(runs, jnp.int32), jnp.zeros(runs, dtype)
-    if times is not None:
-        fine = min(rtol, 1e-6)
-        path = follow(
-            field, start, masks, jnp.asarray(times, dtype), atol=fine * spread, rtol=fine,
-            max_evaluations=int(budget.max()), is_stiff=False,
-        )  # fmt: skip
-        y0, states, spent, elapsed = path.end, path.states, path.evaluations, path.time
-        budget = np.where(np.asarray(path.is_complete), np.maximum(budget - np.asarray(spent), 1), 1)
-    outcome = run_queue(
-        field,
-        _Exact(shape),
-        y0,
-        masks,
-        Limits(
-            atol=rtol * spread,
-            rtol=jnp.asarray(rtol, dtype),
-            tolerance=jnp.asarray(tolerance, dtype),
-            evaluations=jnp.asarray(budget, jnp.int32),
-            time=jnp.asarray(end_time, dtype) - elapsed,
-        ),
-        batch=batch,
-        progress=progress,
-    )
+    batch = batch_size or default_batch(start.shape[1])
+    outcome, states = flow(
+        _Field(shape), _Exact(shape), start, masks, tolerance=tolerance, max_evaluations=max_evaluations,
+        max_time=max_time, times=times, rtol=rtol, batch=batch, is_stiff=False, progress=progress,
+    )  # fmt: skip
     final = _final_losses(outcome.y, masks, shape, min(batch, runs))
     network = _unflatten(outcome.y, shape)
     networks_at = None if states is None else _unflatten(states, shape)
     if permutations is not None:
         network = unfold(network, permutations)
         networks_at = None if networks_at is None else unfold(networks_at, permutations)
-    pairs = masks.sum((-1, -2)).astype(dtype)
+    pairs = masks.sum((-1, -2)).astype(start.dtype)
     return Run(
         network=network,
         train_loss=final.train,
         test_loss=final.test,
         within_loss=final.within,
         cross_loss=final.cross,
-        time=outcome.time + elapsed,
-        evaluations=outcome.evaluations + spent,
-        status=np.array([_NAMES[int(code)] for code in np.asarray(outcome.status)]),
+        time=outcome.time,
+        evaluations=outcome.evaluations,
+        status=status_names(outcome.status),
         frustration=2 * networks.n_words * pairs * final.train,
-        growth=jnp.sqrt(jnp.mean(outcome.y**2, axis=1)) / spread,
+        growth=jnp.sqrt(jnp.mean(outcome.y**2, axis=1) / jnp.mean(start**2, axis=1)),
         networks=networks_at,
     )
 
@@ -343,4 +264,4 @@ def train(
         permutations=permutations,
         rtol=rtol,
     )
-    return jax.tree.map(lambda leaf: str(leaf[0]) if leaf.dtype.kind == "U" else leaf[0], run)
+    return only(run)

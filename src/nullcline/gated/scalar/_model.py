@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from .._connectivity import components
-from .._masks import MaskLike, as_mask
+from .._masks import MaskLike, as_mask, warn_if_full
 from .._network import is_concrete
 
 
@@ -77,8 +77,9 @@ def train_loss(simple: Network, mask: MaskLike) -> Float[Array, ""]:
 
 
 def test_loss(simple: Network, mask: MaskLike) -> Float[Array, ""]:
-    r"""Mean over the untrained entries of :math:`E^2/2`; NaN when every entry is trained."""
+    r"""Mean over the untrained entries of :math:`E^2/2`; NaN, with a warning, when every entry is trained."""
     mask = as_mask(mask, simple.n_languages)
+    warn_if_full(mask)
     return jnp.sum(jnp.where(mask, 0, residuals(simple) ** 2)) / (2 * jnp.sum(~mask).astype(simple.u.dtype))
 
 

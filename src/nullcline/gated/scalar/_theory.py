@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from .._masks import MaskLike, as_mask
 from .._network import is_concrete
@@ -25,8 +25,8 @@ class _Modes(eqx.Module):
     right: Float[Array, "modes languages"]
 
 
-def _modes(simple: Network, mask: MaskLike) -> _Modes:
-    dense = as_mask(mask, simple.n_languages).astype(simple.u.dtype)
+def _modes(simple: Network, mask: Bool[Array, "outputs inputs"]) -> _Modes:
+    dense = mask.astype(simple.u.dtype)
     left, strength, right = jnp.linalg.svd(dense)
 
     def dot(x, y):
@@ -85,6 +85,13 @@ def early_flow(simple: Network, mask: MaskLike, times: Float[Array, " times"]) -
                 f"`times` must be in [0, {end:.6g}), before the linearized flow blows up, got "
                 f"{np.asarray(times)}."
             )
+    return _early_flow(simple, as_mask(mask, simple.n_languages), times)
+
+
+@eqx.filter_jit
+def _early_flow(
+    simple: Network, mask: Bool[Array, "outputs inputs"], times: Float[Array, " times"]
+) -> EarlyFlow:
     modes = _modes(simple, mask)
 
     def velocity(t, y, args):
@@ -121,6 +128,11 @@ def escape_constant(simple: Network, mask: MaskLike) -> Float[Array, ""]:
     the unit draw ``Z``. So training escapes at :math:`t = C/\sigma` (erratum: not at :math:`-\log\sigma`,
     which holds with two factors only).
     """
+    return _escape_constant(simple, as_mask(mask, simple.n_languages))
+
+
+@eqx.filter_jit
+def _escape_constant(simple: Network, mask: Bool[Array, "outputs inputs"]) -> Float[Array, ""]:
     size = jnp.sqrt(
         (jnp.sum(simple.u**2) + jnp.sum(simple.v**2) + simple.s**2) / (2 * simple.n_languages + 1)
     )

@@ -1,18 +1,13 @@
 """Gradient flow of scalar networks, one or many."""
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .._masks import MaskLike, _check_values, warn_about
-from .._queue import run_queue
-from .._rkc import Limits
-from .._train import _NAMES, check_limits, default_batch
-from .._trajectory import follow
+from .._flow import check_limits, check_masks, default_batch, flow, only, status_names
+from .._masks import MaskLike
 from ._model import Network
 
 
@@ -120,54 +115,24 @@ def train_batch(
             f"`networks` must have exactly one leading axis of runs, got `u` of shape {networks.u.shape}."
         )
     runs, n = networks.u.shape
-    if masks.ndim == 2:
-        masks = jnp.broadcast_to(jnp.asarray(masks)[None], (runs, *masks.shape))
-    if masks.shape != (runs, n, n):
-        raise ValueError(f"`masks` must have shape {(runs, n, n)} to match the networks, got {masks.shape}.")
-    _check_values(np.asarray(masks), "masks")
-    check_limits(tolerance, rtol, max_evaluations, max_time, times)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
-    masks = jnp.asarray(masks).astype(bool)
-    warn_about(np.asarray(masks))
+    check_limits(runs, tolerance, rtol, max_evaluations, max_time, times, batch_size)
     start = jnp.concatenate([networks.u, networks.v, networks.s[:, None]], axis=1)
-    spread = jnp.sqrt(jnp.mean(start**2, axis=1))
-    if not bool((jnp.isfinite(start).all(1) & (spread > 0)).all()):
-        raise ValueError("The weights of every network must be finite and not all zero.")
-    dtype = start.dtype
-    y0, states, spent, elapsed = start, None, jnp.zeros(runs, jnp.int32), jnp.zeros(runs, dtype)
-    budget = jnp.full(runs, max_evaluations, jnp.int32)
-    if times is not None:
-        fine = min(rtol, 1e-8)
-        path = follow(
-            _field, start, masks, jnp.asarray(times, dtype), atol=fine * spread, rtol=fine,
-            max_evaluations=max_evaluations, is_stiff=True,
-        )  # fmt: skip
-        y0, states, spent, elapsed = path.end, path.states, path.evaluations, path.time
-        budget = jnp.where(path.is_complete, jnp.maximum(budget - spent, 1), 1)
-    outcome = run_queue(
-        _field,
-        _exact,
-        y0,
-        masks,
-        Limits(
-            atol=rtol * spread,
-            rtol=jnp.asarray(rtol, dtype),
-            tolerance=jnp.asarray(tolerance, dtype),
-            evaluations=budget,
-            time=jnp.full(runs, math.inf if max_time is None else max_time, dtype) - elapsed,
-        ),
-        batch=batch_size or default_batch(start.shape[1]),
-    )
+    if not bool(jnp.isfinite(start).all()):
+        raise ValueError("`networks` hold weights that are not finite.")
+    masks = check_masks(masks, runs, n)
+    batch = batch_size or default_batch(start.shape[1])
+    outcome, states = flow(
+        _field, _exact, start, masks, tolerance=tolerance, max_evaluations=max_evaluations,
+        max_time=max_time, times=times, rtol=rtol, batch=batch, is_stiff=True,
+    )  # fmt: skip
     square = _residuals(outcome.y) ** 2
-
     return Run(
         network=_unflatten(outcome.y),
         train_loss=_mean_loss(square, masks),
         test_loss=_mean_loss(square, ~masks),
-        time=outcome.time + elapsed,
-        evaluations=outcome.evaluations + spent,
-        status=np.array([_NAMES[int(code)] for code in np.asarray(outcome.status)]),
+        time=outcome.time,
+        evaluations=outcome.evaluations,
+        status=status_names(outcome.status),
         frustration=jnp.sum(jnp.where(masks, square, 0), axis=(1, 2)),
         networks=None if states is None else _unflatten(states),
     )
@@ -201,4 +166,4 @@ def train(
         times=times,
         rtol=rtol,
     )
-    return jax.tree.map(lambda leaf: str(leaf[0]) if leaf.dtype.kind == "U" else leaf[0], run)
+    return only(run)

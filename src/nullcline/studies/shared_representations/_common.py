@@ -79,5 +79,7 @@ def auc(score: np.ndarray, is_success: np.ndarray) -> float:
 
 
 def slope(x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> float:
-    """Slope of ``log y`` against ``log x``, by weighted least squares."""
+    """Slope of ``log y`` against ``log x``, by weighted least squares; NaN from a single point."""
+    if len(x) < 2:
+        return float("nan")
     return float(np.polyfit(np.log(x), np.log(y), 1, w=None if weight is None else np.sqrt(weight))[0])

@@ -120,13 +120,12 @@ class Frustration(Study):
         expected = gap / (1 - gap)
         use = (share * starts >= 5) & (share <= 0.3) & (scale <= 0.01)
         x, weight = np.log(scale[use]), starts * share[use]
-        error = fitted = np.nan
+        error = np.nan
         if use.sum() > 1:
             error = np.sum(weight * (x - np.average(x, weights=weight)) ** 2) ** -0.5
-            fitted = slope(scale[use], share[use], weight)
         return Claim(
             f"Width {width}: as σ → 0 failures fall as σ^(s₁/s₂ - 1), here {expected:.3f}",
-            measured=fitted,
+            measured=slope(scale[use], share[use], weight),
             at_least=expected - 3 * error,
             at_most=expected + 3 * error,
             source="Section 3, open question",

@@ -9,7 +9,7 @@ from .._lazy import jax, jnp
 from .._style import BLACK, GREY, PALETTE, figure
 from ._common import MASKS, STARTS, gated, key, stack, start, train
 
-LANGUAGES = 10
+LANGUAGES, MOMENTS = 10, 161
 
 
 def _mask(seed):
@@ -32,7 +32,7 @@ class EscapeTime(Study):
         unit = stack([gated.scalar.initialize(LANGUAGES, 1.0, key=key(STARTS, s)) for s in seed])
         constant = np.asarray(jax.jit(jax.vmap(gated.scalar.escape_constant))(unit, masks))
         # Escape: the norm of s u vᵀ is half of that of the target. Moments that crowd around C / σ find it.
-        apart = np.logspace(-5, -0.3, 80)
+        apart = np.logspace(-5, -0.3, MOMENTS // 2)
         moments = np.concatenate([1 - apart[::-1], [1], 1 + apart])
         escape = np.empty((len(scale), len(seed)))
         for k, value in enumerate(scale):
@@ -95,15 +95,15 @@ class BlockEscape(Study):
 
     source = "shared-representations/fig3b"
     presets = {
-        "quick": Grid(scale=[0.01, 0.001], seed=range(2)),
-        "paper": Grid(scale=[0.1, 0.03, 0.01, 0.003, 0.001, 1e-4], seed=range(6)),
+        "quick": Grid(scale=[0.01, 0.001], words=32, seed=range(2)),
+        "paper": Grid(scale=[0.1, 0.03, 0.01, 0.003, 0.001, 1e-4], words=32, seed=range(6)),
     }
     vectorized = ("scale", "seed")
     expected = {"quick": 15, "paper": 120}
 
-    def compute(self, scale, seed):
+    def compute(self, scale, words, seed):
         masks = jnp.stack([_mask(s) for _ in scale for s in seed])
-        networks = stack([start(LANGUAGES, 32, 32, value, s) for value in scale for s in seed])
+        networks = stack([start(LANGUAGES, words, words, value, s) for value in scale for s in seed])
         run = train(networks, masks, tolerance=0.25, rtol=1e-4)
         assert np.all(run.is_converged), f"not all runs reached a loss of 1/4: {run.status}"
         escape = np.asarray(run.time).reshape(len(scale), len(seed)) * np.asarray(scale)[:, None]
@@ -115,10 +115,10 @@ class BlockEscape(Study):
         u, rate, v = gated.scalar.spectral_prediction(mask)
         a, s, b = 3e-4, 1e-4, 2e-4
         end = gated.scalar.aligned_flow(a, s, b, rate, jnp.zeros(1)).blow_up
-        time = jnp.linspace(0, 0.98, 50)[1:] * end
+        time = jnp.linspace(0, 0.98, MOMENTS + 1)[1:] * end
         exact = gated.scalar.aligned_flow(a, s, b, rate, time)
         simple = gated.scalar.Network(a * u, jnp.asarray(s), b * v)
-        path = gated.scalar.train(simple, mask, times=time, tolerance=0.45, max_evaluations=30_000).networks
+        path = gated.scalar.train(simple, mask, times=time, tolerance=0.45, max_evaluations=40_000).networks
         assert path is not None
         return {
             "time": (("moment",), np.asarray(time / end)),
@@ -128,6 +128,7 @@ class BlockEscape(Study):
 
     def draw(self, data):
         fig, (axes,) = figure(1, 2, width=6.4, height=2.6)
+        data = data.isel(words=0)
         for color, seed in zip(PALETTE, data.seed.values, strict=False):
             axes[0].semilogx(
                 data.scale, data.escape.sel(seed=seed), "o-", ms=3.5, color=color, label=f"{seed}"
@@ -144,6 +145,7 @@ class BlockEscape(Study):
         return fig
 
     def claims(self, data) -> Iterator[Claim]:
+        data = data.isel(words=0)
         ratio = data.escape.sel(scale=0.01) / data.escape.sel(scale=0.001)
         yield Claim(
             "Block model: σ t(train < 1/4) is the same at σ = 0.01 and 0.001",

@@ -45,7 +45,9 @@ class Spikes(Study):
     expected = {"quick": 20, "paper": 1_500}
 
     def compute(self, solver, languages, words, scale, time, seed, pairs):
-        masks = jnp.stack([gated.nested_mask(languages, n, key=key(MASKS, s)) for s in seed for n in pairs])
+        masks = jnp.stack(
+            [gated.nested_mask(languages, int(n), key=key(MASKS, s)) for s in seed for n in pairs]
+        )
         networks = stack([start(languages, words, words, scale, s) for s in seed for _ in pairs])
         if solver == "float32":
             networks = networks.astype(jnp.float32)
@@ -70,8 +72,8 @@ class Spikes(Study):
         fig, ((ax,),) = figure(width=4.2, height=3.0)
         data = data.isel(languages=0, words=0, scale=0, time=0)
         shift = 0.0
-        for (solver, label), color, marker in zip(SOLVERS.items(), PALETTE, "osx+", strict=False):
-            one = data.sel(solver=solver)
+        for solver, color, marker in zip(data.solver.values, PALETTE, "osx+", strict=False):
+            one, label = data.sel(solver=solver), SOLVERS[str(solver)]
             stuck = ~one.converged.astype(bool).values & one.connected.astype(bool).values
             where = np.broadcast_to(data.pairs.values, stuck.shape)[stuck]
             ax.semilogy(
