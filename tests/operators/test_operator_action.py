@@ -91,7 +91,7 @@ def test_one_gradient_step_changes_the_states_as_predicted(case):
 def test_identities_of_the_inner_product(key):
     flow = cells.flow_of("rate")
     P, K, space = flow.propagator, flow.parameter_operator, flow.space
-    q, r = jr.normal(key, (2, *flow.states.shape))
+    q, r = cells.normal(key, (2, *flow.states.shape))
 
     def size(*arrays):
         return np.prod([float(jnp.sqrt(space.inner(a, a))) for a in arrays])
@@ -103,6 +103,8 @@ def test_identities_of_the_inner_product(key):
     close(P.inverse @ pq, q)
     whole = P @ K @ P.T
     assert whole.is_psd and K.is_psd and not P.is_psd and not (P @ K).is_psd
+    assert (P.inverse @ P.inverse.T).is_psd and not (P @ P.inverse.T).is_psd
+    close(P.inverse.inverse @ q, pq)
     close(K.whitened(), K.whitened().T)
 
 
@@ -173,7 +175,7 @@ def test_blocks_of_tasks_keep_the_weights_of_the_batch():
 def test_operators_are_pytrees_and_sums_and_multiples_work(key):
     flow = cells.flow_of("rate")
     P, K = flow.propagator, flow.parameter_operator
-    q = jr.normal(key, flow.states.shape)
+    q = cells.normal(key, flow.states.shape)
     inside = jax.jit(lambda f, q: (f.propagator @ f.parameter_operator @ f.propagator.T) @ q)(
         jax.tree.map(lambda leaf: leaf, flow), q
     )
@@ -187,8 +189,8 @@ def test_operators_are_pytrees_and_sums_and_multiples_work(key):
 
 def test_linear_cell_propagates_its_inputs(key):
     # z' = W z + x from zero: Phi(t, s) = W^(t-s), so that P x is the trajectory itself.
-    w = 0.5 * jr.normal(key, (4, 4))
-    x = jr.normal(jr.fold_in(key, 1), (2, 6, 4))
+    w = 0.5 * cells.normal(key, (4, 4))
+    x = cells.normal(jr.fold_in(key, 1), (2, 6, 4))
     flow = operators.linearize(lambda p, z, x: p @ z + x, x, jnp.zeros(4), params=w)
     close(flow.propagator @ x, flow.states)
     P = np.asarray(flow.propagator.dense()).reshape(2, 6, 4, 2, 6, 4)

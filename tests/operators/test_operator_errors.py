@@ -152,7 +152,7 @@ def test_targets_are_checked(flow):
 
 
 def test_targets_outside_the_mask_are_not_read(flow):
-    y = jr.normal(jr.key(0), (3, 5, 2))
+    y = cells.normal(jr.key(0), (3, 5, 2))
     mask = jnp.ones_like(y).at[0, 2:].set(0)
     np.testing.assert_array_equal(flow.error(y.at[0, 2:].set(jnp.nan), mask), flow.error(y, mask))
     # Any loss, through automatic differentiation; kappa scales it.

@@ -35,7 +35,7 @@ def test_exponents_of_the_henon_map():
 
 def test_constant_linear_map_has_its_log_eigenvalues(key):
     # A normal matrix, so that singular values are eigenvalues at any time; the frame needs a while to turn.
-    turn = jnp.linalg.qr(jr.normal(key, (3, 3)))[0]
+    turn = jnp.linalg.qr(cells.normal(key, (3, 3)))[0]
     w = turn @ jnp.diag(jnp.array([1.3, 0.8, -0.5])) @ turn.T
     expected = np.log([1.3, 0.8, 0.5])
     np.testing.assert_allclose(operators.lyapunov(linear_flow(w, time=80), warmup=60)[0], expected, atol=1e-8)
@@ -121,7 +121,7 @@ def test_finite_time_exponents_of_the_lstm_are_those_of_the_product():
 
 
 def test_transition_matrices_are_powers(key):
-    w = 0.5 * jr.normal(key, (3, 3))
+    w = 0.5 * cells.normal(key, (3, 3))
     flow = linear_flow(w, time=5)
     found = np.asarray(operators.transition_matrices(flow, 1))
     assert found.shape == (2, 3, 3, 3)
@@ -161,9 +161,9 @@ def test_kaplan_yorke_of_a_batch_and_of_nonsense():
 
 
 def test_volterra_form_is_p_where_it_exists(key):
-    w = jnp.eye(3) + 0.2 * jr.normal(key, (3, 3))
+    w = jnp.eye(3) + 0.2 * cells.normal(key, (3, 3))
     flow = linear_flow(w, time=6)
-    q = jr.normal(jr.fold_in(key, 1), flow.states.shape)
+    q = cells.normal(jr.fold_in(key, 1), flow.states.shape)
     form = operators.volterra_form(flow)
     assert np.all(np.asarray(form.condition) < 1e4)
     np.testing.assert_allclose(form.propagate(q), flow.propagator @ q, rtol=0, atol=1e-10)

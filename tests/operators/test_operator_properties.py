@@ -72,7 +72,7 @@ def test_identities_of_every_cell(name, seed, g, scale, share):
     # One trial may have all the weight, or none.
     weights = np.array([1.0]) if batch == 1 else np.array([share, *[(1 - share) / (batch - 1)] * (batch - 1)])
     size = ravel_pytree(cell.initial_state())[0].size
-    q, r = jr.normal(keys[2], (2, batch, time, size))
+    q, r = cells.normal(keys[2], (2, batch, time, size))
     out = jax.tree.map(np.asarray, measure(cell, x, jnp.asarray(weights), q, r))
     found, back, form, G, J = out
     q, r = np.asarray(q), np.asarray(r)

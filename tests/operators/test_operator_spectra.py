@@ -323,7 +323,7 @@ def test_consensus_over_every_set_of_axes():
 @pytest.mark.slow
 def test_three_kinds_agree_for_products_with_the_identity():
     # F = a z + W x: P is (running sums of powers of a) times I, K is a kernel times I.
-    x = jr.normal(jr.key(0), (2, 5, 3))
+    x = cells.normal(jr.key(0), (2, 5, 3))
     step = lambda p, z, x: 0.7 * z + p @ x  # noqa: E731
     flow = operators.linearize(step, x, jnp.zeros(3), params=jnp.ones((3, 3)))
     for operator in (flow.propagator, flow.parameter_operator):
@@ -336,7 +336,7 @@ def test_three_kinds_agree_for_products_with_the_identity():
 @pytest.mark.slow
 def test_trace_and_gram_do_not_depend_on_the_hidden_basis_but_duplicate_does(key):
     cell = cells.make("rate")
-    turn = jnp.linalg.qr(jr.normal(key, (cells.HIDDEN, cells.HIDDEN)))[0]
+    turn = jnp.linalg.qr(cells.normal(key, (cells.HIDDEN, cells.HIDDEN)))[0]
     x = cells.inputs_for(jr.key(1))
 
     def step(q, p, z, x):
@@ -383,7 +383,7 @@ def test_recursions_and_probes_of_p(monkeypatch):
 def test_modes_of_a_consensus_hold_the_share_of_a_trajectory(key):
     flow = cells.flow_of("rate")
     kernel = operators.consensus(flow.parameter_operator)
-    q = jr.normal(key, flow.states.shape)
+    q = cells.normal(key, flow.states.shape)
     share = operators.mode_share(kernel, q, cells.BATCH * cells.TIME, weights=flow.weights)
     close(jnp.sum(share), 1.0)
     vectors = np.linalg.eigh(kernel.matrix)[1][:, ::-1]

@@ -152,7 +152,7 @@ def test_misdirection_against_dense_matrices(dense, monkeypatch):
 
 
 def test_dimension_of_the_activity(key):
-    basis = jnp.linalg.qr(jr.normal(key, (6, 6)))[0][:2]
-    rows = jr.normal(jr.fold_in(key, 1), (3, 40, 2)) @ basis + 5.0  # the mean does not count
+    basis = jnp.linalg.qr(cells.normal(key, (6, 6)))[0][:2]
+    rows = cells.normal(jr.fold_in(key, 1), (3, 40, 2)) @ basis + 5.0  # the mean does not count
     assert operators.activity_dimension(rows) == 2
     np.testing.assert_allclose(operators.participation_ratio(jnp.array([3.0, 3.0, 0.0])), 2)

@@ -212,7 +212,7 @@ def consensus(
         )
     if kind == "duplicate":
         return result("columns", _duplicate(operator, over))
-    if isinstance(operator, Propagator) and kind == "gram":
+    if isinstance(operator, Propagator) and not operator.is_inverse and kind == "gram":
         batch, time, size = shape
         if keep == ("hidden",) and batch * time * 4.0 * size**3 <= _EXACT_FLOPS:
             return result("recursion", _hidden_recursion(operator))

@@ -450,7 +450,7 @@ def restrict(operator: AbstractOperator, trials_i: Any, trials_j: Any = None) ->
     Parameters
     ----------
     operator
-        K or one of its terms, or P (which has diagonal blocks only).
+        K or one of its terms, or P or its inverse (which have diagonal blocks only).
     trials_i, trials_j
         Indices, or a boolean mask, of the trials acted on and of those that act; the same by default. The
         weights of the whole batch are kept, so that the blocks add up to the operator.
@@ -472,7 +472,7 @@ def restrict(operator: AbstractOperator, trials_i: Any, trials_j: Any = None) ->
             raise ValueError(
                 "P never mixes trials: only its diagonal blocks, `trials_i` equal to `trials_j`, exist."
             )
-        return Propagator(operator.flow.take(jnp.asarray(i)))
+        return Propagator(operator.flow.take(jnp.asarray(i)), operator.is_inverse)
     raise ValueError(
         f"`restrict` takes K, one of its terms, or P, got {type(operator).__name__}. Restrict the factors "
         "of a product."

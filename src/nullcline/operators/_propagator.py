@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 class Propagator(AbstractOperator):
-    r"""The propagator P: forcings of the step to changes of the states, hazelden2025 (38).
+    r"""The propagator P: forcings of the step to changes of the states, hazelden2025 (38); or its inverse.
 
     :math:`p_t = J_t p_{t-1} + q_t`, :math:`p_{-1} = 0`; the adjoint runs backwards,
-    :math:`a_t = q_t + J_{t+1}^T a_{t+1}`. P never mixes trials, and its determinant is one.
+    :math:`a_t = q_t + J_{t+1}^T a_{t+1}`. P never mixes trials, and its determinant is one. The inverse,
+    :math:`p_t - J_t p_{t-1}`, is block bidiagonal: one linearised step for all trials and times at once.
     """
 
     flow: "Flow"
+    is_inverse: bool = eqx.field(static=True, default=False)
 
     @property
     def in_space(self) -> Space:
@@ -38,51 +40,21 @@ class Propagator(AbstractOperator):
         return False
 
     @property
-    def inverse(self) -> "InversePropagator":
-        """The exact inverse, :math:`p_t - J_t p_{t-1}`."""
-        return InversePropagator(self.flow)
+    def inverse(self) -> "Propagator":
+        """The exact inverse."""
+        return Propagator(self.flow, not self.is_inverse)
 
     def mv(self, q: Array) -> Array:
-        """Run the linearised flow forward."""
-        return self.flow.tangent_flow(q)
-
-    def rmv(self, r: Array) -> Array:
-        """Run the adjoint flow backward."""
-        return self.flow.adjoint_flow(r)
-
-
-class InversePropagator(AbstractOperator):
-    """The inverse of P: block bidiagonal, one linearised step for all trials and times at once."""
-
-    flow: "Flow"
-
-    @property
-    def in_space(self) -> Space:
-        """Trajectories."""
-        return self.flow.space
-
-    @property
-    def out_space(self) -> Space:
-        """Trajectories."""
-        return self.flow.space
-
-    @property
-    def is_psd(self) -> bool:
-        """The inverse is not self-adjoint."""
-        return False
-
-    @property
-    def inverse(self) -> Propagator:
-        """The propagator itself."""
-        return Propagator(self.flow)
-
-    def mv(self, q: Array) -> Array:
-        """Compute :math:`q_t - J_t q_{t-1}`."""
+        """Run the linearised flow forward; or :math:`q_t - J_t q_{t-1}`."""
+        if not self.is_inverse:
+            return self.flow.tangent_flow(q)
         before = jnp.concatenate([jnp.zeros_like(q[:, :1]), q[:, :-1]], axis=1)
         return q - jax.jvp(self.flow.rows, (self.flow.states_before,), (before,))[1]
 
     def rmv(self, r: Array) -> Array:
-        """Compute :math:`r_t - J_{t+1}^T r_{t+1}`."""
+        """Run the adjoint flow backward; or :math:`r_t - J_{t+1}^T r_{t+1}`."""
+        if not self.is_inverse:
+            return self.flow.adjoint_flow(r)
         pulled = jax.vjp(self.flow.rows, self.flow.states_before)[1](r)[0]
         return r - jnp.concatenate([pulled[:, 1:], jnp.zeros_like(r[:, :1])], axis=1)
 
@@ -128,7 +100,7 @@ class InitialTangent(AbstractOperator):
 def acts_by_trial(operator: AbstractOperator) -> bool:
     """Whether an operator is made of those that never mix trials."""
     match operator:
-        case Propagator() | InversePropagator():
+        case Propagator():
             return True
         case Adjoint() | Scaled():
             return acts_by_trial(operator.operator)
