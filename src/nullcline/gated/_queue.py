@@ -1,9 +1,9 @@
 """A queue of gradient flows on one device: finished runs leave the batch and waiting ones enter.
 
 Few compiled programs do the work: ``_advance`` spends a chunk of evaluations, ``_harvest`` confirms the
-candidates and writes results, ``_enter`` lets new runs in, ``_gather`` shrinks the batch when nobody waits.
-In between, the host looks at one small array of status numbers. The costly program, ``_advance``, knows the
-size of the batch but not the number of runs.
+candidates, ``_record`` writes results, ``_enter`` lets new runs in, ``_gather`` shrinks the batch when nobody
+waits. In between, the host looks at one small array of status numbers. The costly programs, the first two,
+know the size of the batch but not the number of runs.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._rkc import (
-    BUDGET,
     CANDIDATE,
     CONVERGED,
-    DIVERGED,
     END,
     IDLE,
     INSIDE,
@@ -97,36 +95,23 @@ def _advance(field: Field, state: State, args: PyTree, limits: Limits) -> State:
 
 @eqx.filter_jit
 def _harvest(
-    exact: Exact,
-    outcome: Outcome,
-    state: State,
-    owner: Int[Array, " batch"],
-    slots: Int[Array, " slots"],
-    args: PyTree,
-    tolerance: Float[Array, ""],
+    exact: Exact, state: State, args: PyTree, slots: Int[Array, " slots"], tolerance: Float[Array, ""]
 ) -> tuple[Outcome, State]:
-    """Record the runs in ``slots`` (padded with the batch size), or send unconfirmed candidates back."""
-    runs = outcome.time.shape[0]
-    some, who = _take(state, slots), _take(owner, slots)
+    """Give the ends of the runs in ``slots``, and send unconfirmed candidates, which stay such, back."""
+    some, mine = _take((state, args), slots)
     is_candidate = some.status == CANDIDATE
-    found, time, loss, end = locate(exact, some, _take(args, who), tolerance)
+    found, time, loss, end = locate(exact, some, mine, tolerance)
     is_confirmed = is_candidate & (end < tolerance)
-    is_over = is_confirmed | (some.status == BUDGET) | (some.status == DIVERGED)
-    status = jnp.where(is_confirmed, CONVERGED, some.status)
-    write = jnp.where((slots < owner.shape[0]) & is_over, who, runs)
 
     def pick(a, b):
         return jnp.where(is_confirmed.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-    def put(whole, part):
-        return whole.at[write].set(part, mode="drop")
-
-    outcome = Outcome(
-        y=put(outcome.y, pick(found, some.y)),
-        time=put(outcome.time, pick(time, some.t)),
-        loss=put(outcome.loss, pick(loss, some.loss)),
-        evaluations=put(outcome.evaluations, some.evaluations),
-        status=put(outcome.status, status),
+    part = Outcome(
+        y=pick(found, some.y),
+        time=pick(time, some.t),
+        loss=pick(loss, some.loss),
+        evaluations=some.evaluations,
+        status=jnp.where(is_confirmed, CONVERGED, some.status).astype(jnp.int32),
     )
     # The Gram loss said "below", the exact loss did not: take the step, and know the difference from now on.
     is_back = is_candidate & ~is_confirmed
@@ -145,10 +130,20 @@ def _harvest(
             set_back(state.f, back(some.older, some.f)),
             set_back(state.t, back(some.t + some.h, some.t)),
             set_back(state.shift, back(end - some.loss, some.shift)),
-            set_back(state.status, jnp.where(is_back, RUNNING, jnp.where(is_over, IDLE, some.status))),
+            set_back(state.status, jnp.where(is_back, RUNNING, IDLE).astype(jnp.int32)),
         ),
     )
-    return outcome, state
+    return part, state
+
+
+@jax.jit
+def _record(
+    outcome: Outcome, part: Outcome, slots: Int[Array, " slots"], owner: Int[Array, " batch"]
+) -> Outcome:
+    """Write the ends of runs to their rows; padding, with the size of the batch, has none."""
+    is_over = (slots < owner.shape[0]) & (part.status != CANDIDATE)
+    row = jnp.where(is_over, _take(owner, slots), outcome.time.shape[0])
+    return jax.tree.map(lambda whole, rows: whole.at[row].set(rows, mode="drop"), outcome, part)
 
 
 _begin, _gather = eqx.filter_jit(fresh), eqx.filter_jit(_take)
@@ -197,9 +192,8 @@ def run_queue(
         for part in np.array_split(over, -(-len(over) // max(1, batch // 8))) if len(over) else ():
             slots = np.full(max(1, batch // 8), batch)
             slots[: len(part)] = part
-            outcome, state = _harvest(
-                exact, outcome, state, jnp.asarray(owner), jnp.asarray(slots), args, limits.tolerance
-            )
+            ends, state = _harvest(exact, state, mine[0], jnp.asarray(slots), limits.tolerance)
+            outcome = _record(outcome, ends, jnp.asarray(slots), jnp.asarray(owner))
         if len(over):
             status = np.array(state.status)
             finished += int(np.sum(status[over] == IDLE))

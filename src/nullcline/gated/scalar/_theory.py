@@ -217,6 +217,13 @@ def aligned_flow(
             f"`a`, `s`, `b` must be finite with at most one zero (else nothing moves), got {(a, s, b)}."
         )
     start = jnp.stack([jnp.asarray(x, times.dtype) for x in (a, s, b)])
+    return _aligned_flow(start, jnp.asarray(rate, times.dtype), times)
+
+
+@jax.jit
+def _aligned_flow(
+    start: Float[Array, " 3"], rate: Float[Array, ""], times: Float[Array, " times"]
+) -> AlignedFlow:
     order = jnp.argsort(jnp.abs(start))
     small, middle, large = start[order]
     alpha = (large - small) * (large + small)
