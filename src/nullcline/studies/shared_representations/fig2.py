@@ -49,7 +49,7 @@ class Frustration(Study):
         }
 
     def draw(self, data):
-        fig, ((ax,),) = figure(width=4.2, height=3.0)
+        fig, ((ax,),) = figure(width=5.0, height=3.0)
         data = data.isel(starts=0, budget=0)
         for color, width in zip(PALETTE, data.width.values, strict=False):
             one = data.sel(width=width)
@@ -65,7 +65,7 @@ class Frustration(Study):
         ax.plot([], [], "--", color=GREY, label=r"slope $\gamma$")
         ax.plot([], [], ":", color=GREY, label=r"slope $s_1/s_2 - 1$")
         ax.set(xlabel="initial scale σ", ylabel="share of starts that fail", ylim=(2e-3, 1.3))
-        ax.legend(title="circulant width", ncols=2, fontsize=7)
+        ax.legend(title="circulant width", fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
         return fig
 
     def claims(self, data) -> Iterator[Claim]:

@@ -65,7 +65,7 @@ class EscapeTime(Study):
             ax.axhline(float(one.constant), color=color, ls="--", lw=0.8)
         ax.plot([], [], "--", color=GREY, label="C, linearized theory")
         ax.set(xlabel="initial scale σ", ylabel="σ × escape time", ylim=(0, 1.6 * float(data.constant.max())))
-        ax.legend(loc="upper right")
+        ax.legend(loc="upper right", fontsize=7)
         return fig
 
     def claims(self, data) -> Iterator[Claim]:
@@ -135,13 +135,13 @@ class BlockEscape(Study):
             )
         axes[0].set(xlabel="initial scale σ", ylabel="σ × time to train loss 1/4")
         axes[0].set_ylim(0, 1.1 * float(data.escape.max()))
-        axes[0].legend(title="mask and start")
+        axes[0].legend(title="mask and start", fontsize=7)
         for k, (name, color) in enumerate(zip("asb", PALETTE, strict=False)):
             axes[1].semilogy(data.time, data.flow.isel(weight=k), color=color, lw=2.5, alpha=0.45, label=name)
             axes[1].semilogy(data.time, data.exact.isel(weight=k), color=BLACK, ls=":", lw=1)
         axes[1].plot([], [], ":", color=BLACK, label="elliptic function")
         axes[1].set(xlabel="time / blow-up time", ylabel="aligned weights")
-        axes[1].legend()
+        axes[1].legend(fontsize=7)
         return fig
 
     def claims(self, data) -> Iterator[Claim]:
