@@ -7,6 +7,7 @@ import xarray as xr
 
 from nullcline import engine, studies
 from nullcline.studies.shared_representations import _common
+from nullcline.studies.shared_representations.diagonal import connection_chances
 from nullcline.studies.shared_representations.fig1 import TrainedPairs
 
 FOUND = {name: study for name, study in studies.find().items() if study.document == "shared-representations"}
@@ -57,6 +58,20 @@ def test_slope():
     y = np.array([50.0, 1.0, 10.0])
     np.testing.assert_allclose(_common.slope(x, y, np.array([1e-12, 1, 1])), 1, rtol=1e-6)
     assert np.isnan(_common.slope(x[:1], y[:1]))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+def test_chances_of_connection_by_trying_every_mask(diagonal):
+    found, total = np.zeros(10), np.zeros(10)
+    for code in range(2**9):
+        mask = np.array([code >> k & 1 for k in range(9)]).reshape(3, 3)
+        if diagonal and not np.diag(mask).all():
+            continue
+        adjacency = np.block([[np.eye(3, dtype=int), mask], [mask.T, np.eye(3, dtype=int)]])
+        total[mask.sum()] += 1
+        found[mask.sum()] += (np.linalg.matrix_power(adjacency, 6) > 0).all()
+    expected = np.divide(found, total, out=np.zeros(10), where=total > 0)
+    np.testing.assert_allclose(connection_chances(3, diagonal), expected, rtol=1e-14)
 
 
 def fake_figure_1():

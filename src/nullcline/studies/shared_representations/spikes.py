@@ -93,8 +93,8 @@ class Spikes(Study):
         ax.set(
             xlabel="trained pairs",
             ylabel="test loss at the same time",
-            title="connected masks: spikes by solver",
         )
+        ax.set_title("connected masks: spikes by solver", fontsize=8)
         ax.legend(fontsize=6)
         return fig
 
