@@ -9,6 +9,8 @@ Trials carry fresh noise at every iteration, in place of the document's 3000 sto
 
 import dataclasses
 import functools
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,7 +149,7 @@ def kernel_ranks(flow: Any) -> tuple[float, float]:
 
 def dimension_of_chaos(flow: Any, trials: int) -> float:
     """Kaplan–Yorke dimension, the mean over the first trials."""
-    exponents = operators.lyapunov(flow.take(np.arange(trials)))
+    exponents = operators.lyapunov(flow.take(jnp.arange(trials)))
     return float(np.mean(operators.kaplan_yorke(exponents)))
 
 
@@ -185,3 +187,22 @@ def rank_of(values: np.ndarray, power: int) -> float:
 def share_of_modes(flow: Any) -> float:
     """Effective rank of P in the full space (quadrature), as a share of its dimension."""
     return float(operators.effective_rank(flow.propagator, probes=3, steps=40)) / flow.space.size
+
+
+def quietly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a median over no converged network be NaN without a warning: a claim about it then fails."""
+
+    @functools.wraps(method)
+    def wrapped(self, data):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "All-NaN slice|Mean of empty slice", RuntimeWarning)
+            found = method(self, data)
+            return found if hasattr(found, "savefig") else list(found)
+
+    return wrapped
+
+
+def ends(values: Any) -> tuple[float, float]:
+    """First and last value along g that is a number; NaN where there is none."""
+    known = values.dropna("g")
+    return (float(known[0]), float(known[-1])) if known.size else (np.nan, np.nan)

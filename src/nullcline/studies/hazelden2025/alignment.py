@@ -7,7 +7,7 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import jax, lazily, xr
-from ._memory import Setup, flow_of, trained
+from ._memory import Setup, flow_of, quietly, trained
 
 operators = lazily("nullcline.operators")
 
@@ -53,6 +53,7 @@ class AdjointAlignment(Study):
             coords={"seed": list(seed), "iteration": found.records},
         )
 
+    @quietly
     def draw(self, data):
         """Loss, quotient and cosine against iterations."""
         scale = data.scale.values[0].item()
@@ -75,6 +76,7 @@ class AdjointAlignment(Study):
         )
         return fig
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Appendix E.1 and B.4; means over seeds."""
         data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0)

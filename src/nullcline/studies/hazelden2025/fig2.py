@@ -11,9 +11,11 @@ from .._lazy import lazily, xr
 from ._memory import (
     Setup,
     dimension_of_chaos,
+    ends,
     flow_of,
     kernel_ranks,
     principal_components,
+    quietly,
     trained,
 )
 
@@ -31,7 +33,7 @@ class DynamicCollapse(Study):
     source = "hazelden2025/fig2"
     presets = {
         "quick": Grid(
-            scale="text", g=[0.1, 0.3, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0], hidden=128, period=10,
+            scale="text", g=[0.1, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0], hidden=128, period=10,
             batch=32, steps=2000, stops=True, seed=range(3),
         ),
         "paper": Grid(
@@ -76,6 +78,7 @@ class DynamicCollapse(Study):
             },
         )  # fmt: skip
 
+    @quietly
     def draw(self, data):
         """Task, convergence, rank of K; states and their dimension for a small and a large g."""
         scale, steps, period = data.scale.values[0].item(), int(data.steps[0]), int(data.period[0])
@@ -157,6 +160,7 @@ class DynamicCollapse(Study):
         panel.set(ylabel=label)
         panel.legend(frameon=False, fontsize=6)
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Section 3.1; medians over seeds, after training over the networks that converged."""
         scale, steps = data.scale.values[0].item(), int(data.steps[0])
@@ -212,13 +216,13 @@ class DynamicCollapse(Study):
                 note=f"spread over g after training, {float(last.min()):g} to {float(last.max()):g}, over "
                 f"that before, {float(first.min()):g} to {float(first.max()):g}",
             )
-        left = data.dimension.sel(stage="after").where(met).median("seed").dropna("g")
+        first, last = ends(data.dimension.sel(stage="after").where(met).median("seed"))
         yield Claim(
             "after training, larger g leaves a higher-dimensional hidden state",
-            measured=float(left.isel(g=-1) / left.isel(g=0)),
+            measured=last / first,
             at_least=3,
             source="Fig. 2E, G",
-            note=f"PCs for 95 % of variance at g = {float(left.g[-1]):g} over those at {float(left.g[0]):g}",
+            note=f"PCs for 95 % of variance at the largest g, {last:g}, over the smallest g, {first:g}",
         )
         damped = 2.0 if scale == "text" else 3.0
         chaos = data.chaos.sel(g=slice(None, damped))

@@ -25,7 +25,7 @@ class FourTaskInterference(Study):
             angles=10,
             is_balanced=True,
             steps=1500,
-            record=50,
+            record=100,
             scaled="recurrent",
             g=1.0,
             seed=range(3),
@@ -37,7 +37,7 @@ class FourTaskInterference(Study):
             angles=10,
             is_balanced=False,
             steps=5000,
-            record=50,
+            record=100,
             scaled="recurrent",
             g=1.0,
             seed=range(20),
@@ -142,7 +142,7 @@ class FourTaskInterference(Study):
         switches = np.array([ahead_from(gap.sel(seed=seed)) for seed in data.seed.values])
         yield Claim(
             "the runs switch at a similar iteration",
-            measured=float(switches.max() / switches.min()),
+            measured=quotient(switches.max(), switches.min()),
             at_most=2,
             source="Fig. 4C",
             note=f"latest over earliest iteration from which Pro/Anti stays ahead: {switches.tolist()}",
@@ -152,7 +152,7 @@ class FourTaskInterference(Study):
         start = updates["Pro/Anti"].isel(iteration=0) - updates["Mem/Del"].isel(iteration=0)
         yield Claim(
             "cumulative interference favours pro/anti from the start, before the switch is visible",
-            measured=float(np.max(leads / switches)),
+            measured=max(quotient(*pair) for pair in zip(leads, switches, strict=True)),
             at_most=0.5,
             source="Fig. 4D",
             note="iteration from which the cumulative M of Pro/Anti stays ahead, over that of the switch, "
@@ -181,6 +181,11 @@ def scores(data):
         }
 
     return filtered(data.cosine), filtered(data.interference)
+
+
+def quotient(part: float, whole: float) -> float:
+    """Ratio of two iterations; NaN where there is none."""
+    return float(part / whole) if whole > 0 else np.nan
 
 
 def ahead_from(gap) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import jnp, lazily, xr
-from ._memory import Setup, flow_of, rank_of, trained
+from ._memory import Setup, flow_of, quietly, rank_of, trained
 
 operators = lazily("nullcline.operators")
 
@@ -69,6 +69,7 @@ class KernelModes(Study):
             },
         )  # fmt: skip
 
+    @quietly
     def draw(self, data):
         """Inputs and targets, the first modes before and after training, cumulative shares."""
         from nullcline import recurrent
@@ -104,6 +105,7 @@ class KernelModes(Study):
         fig.suptitle(f"Modes of K over (trial, time), g = {float(one.g):g} (g of the {scale})", fontsize=9)
         return fig
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Figure 5; medians over networks that converged."""
         data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)

@@ -7,7 +7,7 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import lazily, xr
-from ._memory import Setup, flow_of, rank_of, share_of_modes, trained
+from ._memory import Setup, flow_of, quietly, rank_of, share_of_modes, trained
 
 operators = lazily("nullcline.operators")
 
@@ -63,6 +63,7 @@ class PropagatorModes(Study):
             coords={"seed": list(seed), "stage": list(STAGES), "mode": np.arange(1, 3 * period + 1)},
         )
 
+    @quietly
     def draw(self, data):
         """Modes over time and singular values before and after, ranks against g."""
         scale = data.scale.values[0].item()
@@ -95,6 +96,7 @@ class PropagatorModes(Study):
         )
         return fig
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Figure 6; medians, after training over networks that converged."""
         data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)

@@ -42,7 +42,7 @@ class LyapunovDimension(Study):
             cell = setup.network(g, one)
             flow = flow_of(cell, setup.task)
             components[i] = operators.activity_dimension(flow.states)
-            some = flow.take(np.arange(trials))
+            some = flow.take(jnp.arange(trials))
             dimensions = np.asarray(operators.kaplan_yorke(operators.lyapunov(some, count)))
             if np.any(dimensions >= count):
                 dimensions = np.asarray(operators.kaplan_yorke(operators.lyapunov(some)))

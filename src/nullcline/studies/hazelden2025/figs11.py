@@ -6,8 +6,12 @@ import numpy as np
 
 from ...engine import Claim, Grid, Study
 from .. import _style as style
-from .._lazy import xr
-from ._gru import STAGES, measured
+from .._lazy import lazily, xr
+from ._memory import TEST_TRIALS, Setup, flow_of, kernel_ranks, quietly, trained
+
+operators = lazily("nullcline.operators")
+
+STAGES = ("before", "after")
 
 QUICK = Grid(g=[0.1, 2.0, 4.0, 6.0, 8.0, 10.0], hidden=64, period=10, batch=32, steps=2000, stops=True,
              seed=range(2))  # fmt: skip
@@ -25,18 +29,29 @@ class GRUSweep(Study):
     may_be_nan = ("iterations",)
 
     def compute(self, g, hidden, period, batch, steps, stops, seed):
-        """Train and measure the GRUs of one g."""
-        found = measured(g, hidden, period, batch, steps, stops, tuple(seed))
+        """Train the GRUs of one g and measure them before and after."""
+        setup = Setup("gru", "code", hidden, period, batch, steps, stops)
+        found = trained(setup, g, tuple(seed))
+        shape = (len(seed), len(STAGES))
+        ranks, full = np.zeros((*shape, 2)), np.zeros(shape)
+        for i in range(len(seed)):
+            for j, stage in enumerate(STAGES):
+                flow = flow_of(found.one(i, stage), setup.task)
+                ranks[i, j] = kernel_ranks(flow)
+                rank = operators.effective_rank(flow.propagator, probes=2, steps=20)
+                full[i, j] = float(rank) / flow.space.size
+        pairs = TEST_TRIALS * setup.task.time
         return xr.Dataset(
             {
-                "iterations": ("seed", found["iterations"]),
-                "rank": (("seed", "stage", "power"), found["rank"]),
-                "kernel_share": (("seed", "stage", "power"), found["kernel_share"]),
-                "propagator_share": (("seed", "stage"), found["propagator_share"]),
+                "iterations": ("seed", found.iterations),
+                "rank": (("seed", "stage", "power"), ranks),
+                "kernel_share": (("seed", "stage", "power"), ranks / pairs),
+                "propagator_share": (("seed", "stage"), full),
             },
             coords={"seed": list(seed), "stage": list(STAGES), "power": [1, 2]},
         )
 
+    @quietly
     def draw(self, data):
         """Convergence time, ranks of K with both powers, and K beside P."""
         steps = int(data.steps[0])
@@ -71,6 +86,7 @@ class GRUSweep(Study):
         fig.suptitle("GRUs on memory-pro, g of the code (on W_hh)", fontsize=9)
         return fig
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Appendix E.1; medians over seeds."""
         steps = int(data.steps[0])

@@ -6,9 +6,11 @@ import numpy as np
 
 from ...engine import Claim, Study
 from .. import _style as style
-from .._lazy import xr
-from ._gru import STAGES, measured
-from .figs11 import PAPER, QUICK
+from .._lazy import lazily, xr
+from ._memory import Setup, ends, flow_of, quietly, trained
+from .figs11 import PAPER, QUICK, STAGES
+
+operators = lazily("nullcline.operators")
 
 
 class GRUDimension(Study):
@@ -21,16 +23,25 @@ class GRUDimension(Study):
     may_be_nan = ("iterations",)
 
     def compute(self, g, hidden, period, batch, steps, stops, seed):
-        """Train and measure the GRUs of one g."""
-        found = measured(g, hidden, period, batch, steps, stops, tuple(seed))
+        """Train the GRUs of one g and count the components of their states."""
+        setup = Setup("gru", "code", hidden, period, batch, steps, stops)
+        found = trained(setup, g, tuple(seed))
+        dimension = [
+            [
+                operators.activity_dimension(flow_of(found.one(i, stage), setup.task).states)
+                for stage in STAGES
+            ]
+            for i in range(len(seed))
+        ]
         return xr.Dataset(
             {
-                "iterations": ("seed", found["iterations"]),
-                "dimension": (("seed", "stage"), found["dimension"]),
+                "iterations": ("seed", found.iterations),
+                "dimension": (("seed", "stage"), np.asarray(dimension, float)),
             },
             coords={"seed": list(seed), "stage": list(STAGES)},
         )
 
+    @quietly
     def draw(self, data):
         """Principal components before and after training."""
         data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
@@ -46,18 +57,20 @@ class GRUDimension(Study):
         panel.legend(frameon=False)
         return fig
 
+    @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Figure S13; medians, after training over networks that converged."""
         data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
         met = np.isfinite(data.iterations)
         for stage, factor in (("before", 5), ("after", 2)):
-            kept = data.dimension.sel(stage=stage).where(met | (stage == "before")).median("seed").dropna("g")
+            kept = data.dimension.sel(stage=stage).where(met | (stage == "before")).median("seed")
+            first, last = ends(kept)
             yield Claim(
                 f"the dimension of the activity grows with g, {stage} training",
-                measured=float(kept.isel(g=-1) / kept.isel(g=0)),
+                measured=last / first,
                 at_least=factor,
                 source="Fig. S13",
-                note=f"PCs at g = {float(kept.g[-1]):g} over those at g = {float(kept.g[0]):g}",
+                note=f"PCs at the largest g, {last:g}, over those at the smallest, {first:g}",
             )
         before = data.dimension.sel(stage="before").median("seed")
         yield Claim(

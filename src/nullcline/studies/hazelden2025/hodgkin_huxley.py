@@ -22,7 +22,7 @@ class HodgkinHuxley(Study):
 
     source = "hazelden2025/hodgkin-huxley"
     presets = {
-        "quick": Grid(neurons=20, g=3.0, dt=0.02, duration=40.0, seed=range(3)),
+        "quick": Grid(neurons=20, g=3.0, dt=0.02, duration=40.0, seed=range(2)),
         "paper": Grid(neurons=20, g=3.0, dt=0.01, duration=40.0, seed=range(10)),
     }
     expected = {"quick": 15.0, "paper": 200.0}
