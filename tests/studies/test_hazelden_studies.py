@@ -139,7 +139,8 @@ def test_figure_s12_judges_and_draws(found):
             "path": ((*axes[:-1], "stage", "trial", "time", "axis"), np.zeros((*shape[:-1], 2, 3, 30, 3))),
         },
         coords={"cell": ["relu", "tanh"], "scale": ["text"], "g": [0.5, 1.2, 1.73], "period": [10],
-                "steps": [2000], "seed": [0], "stage": ["before", "after"], "power": [1, 2], "component": range(1, 5)},
+                "steps": [2000], "seed": [0], "stage": ["before", "after"], "power": [1, 2],
+                "component": range(1, 5)},
     )  # fmt: skip
     assert sorted(verdicts(study, data).values()) == ["holds", "holds", "refuted", "refuted"]
     assert len(study.draw(data).axes) == 8

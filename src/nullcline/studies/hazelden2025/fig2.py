@@ -42,7 +42,7 @@ class DynamicCollapse(Study):
         ),
     }  # fmt: skip
     vectorized = ("seed",)
-    expected = {"quick": 90.0, "paper": 400_000.0}
+    expected = {"quick": 60.0, "paper": 400_000.0}
     may_be_nan = ("iterations",)
 
     def compute(self, scale, g, hidden, period, batch, steps, stops, seed):

@@ -29,7 +29,7 @@ class OperatorRanks(Study):
         ),
     }  # fmt: skip
     vectorized = ("seed",)
-    expected = {"quick": 15.0, "paper": 300.0}
+    expected = {"quick": 18.0, "paper": 300.0}
 
     def compute(self, scale, g, hidden, period, trials, seed):
         """Spectra of the untrained networks of one g."""
