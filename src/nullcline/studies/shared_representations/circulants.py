@@ -42,7 +42,7 @@ class BlockCirculants(Study):
     }
     vectorized = ("seed",)
     may_be_nan = ("test", "cross")
-    expected = {"quick": 16, "paper": 300}
+    expected = {"quick": 16, "paper": 150}
 
     def compute(self, mask, words, scale, budget, seed):
         trained = gated.circulant_mask(LANGUAGES, offsets=MASKS[mask])

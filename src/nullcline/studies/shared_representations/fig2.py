@@ -29,7 +29,7 @@ class Frustration(Study):
     }
     vectorized = ("scale",)
     may_be_nan = ("worst_test",)
-    expected = {"quick": 18, "paper": 200}
+    expected = {"quick": 18, "paper": 90}
 
     def compute(self, width, scale, starts, budget):
         mask = gated.circulant_mask(LANGUAGES, width)
