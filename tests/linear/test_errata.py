@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import scipy.linalg
 from flow_reference import integrate_weights
 
 from nullcline import linear
@@ -252,3 +253,80 @@ def test_not_every_network_reaches_the_global_minimum():
     easy = linear.Task.from_correlation((u[:, :2] * s[:2]) @ vt[:2])
     reached = linear.converged_state(easy, lam=0.0, rank=2)
     assert linear.function_loss(reached.function, easy) < 1e-25
+
+
+def rotation(sigma, lam, sign=-1.0, factor=1.0):
+    """O of anguita2024, Theorem 3.3.1 (2), for a square task, and the singular values."""
+    u, s, vt = np.linalg.svd(sigma)
+    x = factor * lam / (np.sqrt(lam**2 + 4 * s**2) + 2 * s)
+    a = 1 / np.sqrt(2 * (1 + x**2))
+    return np.block([[vt.T * (a - x * a), vt.T * (a + x * a)], [u * (a + x * a), sign * u * (a - x * a)]]), s
+
+
+def state(p, rates, q, t, power=2.0, invert=True):
+    """QQᵀ by domine2025, Theorem A.3, in a basis of eigenvectors."""
+    y = p.T @ q
+    inner = np.eye(q.shape[1]) + y.T @ ((np.expm1(power * rates * t) / (2 * rates))[:, None] * y)
+    grown = p @ (np.exp(rates * t)[:, None] * y)
+    return grown @ (np.linalg.inv(inner) if invert else inner) @ grown.T
+
+
+def test_rotation_of_the_square_solution():
+    """Theorem 3.3.1 (2) prints a lower row without its sign, and equation 3.49 an X without its factor 2."""
+    lam, sigma = 0.8, np.asarray(jr.normal(jr.key(3), (3, 3)))
+    f = np.block([[-lam / 2 * np.eye(3), sigma.T], [sigma, lam / 2 * np.eye(3)]])
+    o, s = rotation(sigma, lam)
+    rates = np.concatenate([np.hypot(s, lam / 2), -np.hypot(s, lam / 2)])
+    np.testing.assert_allclose(o.T @ o, np.eye(6), atol=1e-14)
+    np.testing.assert_allclose(f @ o, o * rates, atol=1e-14)
+    for printed, _ in (rotation(sigma, lam, sign=1.0), rotation(sigma, lam, factor=0.5)):
+        assert off(f @ printed, printed * rates) > 0.02
+    # e^{Ft} = O e^{Λt} Oᵀ (domine2025, equation 15).
+    grown = scipy.linalg.expm(0.7 * f)
+    np.testing.assert_allclose((o * np.exp(0.7 * rates)) @ o.T, grown, atol=1e-13)
+    assert off((o.T * np.exp(0.7 * rates)) @ o, grown) > 0.1
+
+
+def test_bracket_is_inverted_and_exponents_are_twice_the_rates():
+    """Equation 2.30 and Theorem 3.3.1 (3) lack the inverse; 3.67-3.76 and domine2025 (30) print e^{Λt}."""
+    network = linear.lambda_balanced(3, 3, 3, lam=0.8, key=jr.key(4))
+    sigma, t = np.asarray(jr.normal(jr.key(3), (3, 3))), 0.7
+    o, s = rotation(sigma, 0.8)
+    rates, q = np.concatenate([np.hypot(s, 0.4), -np.hypot(s, 0.4)]), np.asarray(network.q)
+    exact = linear.exact_flow(network, linear.Task.from_correlation(jnp.asarray(sigma)), jnp.array([t])).qqt[
+        0
+    ]
+    np.testing.assert_allclose(state(o, rates, q, t), exact, rtol=1e-11, atol=1e-12)
+    assert off(state(o, rates, q, t, invert=False), exact) > 0.5
+    assert off(state(o, rates, q, t, power=1.0), exact) > 0.05
+    # The start is rotated by UᵀŨ (3.60-3.61 print ŨᵀŨ = I, which forgets it).
+    assert off(q @ q.T, state(np.eye(6), rates, o.T @ q, 0.0)) > 0.1
+    np.testing.assert_allclose(state(o, rates, q, 0.0), q @ q.T, atol=1e-13)
+
+
+@pytest.mark.parametrize(("n_in", "n_out", "rate"), [(2, 4, 0.35), (4, 2, -0.35)])
+def test_rates_outside_the_task(n_in, n_out, rate):
+    """The proof of Theorem 3.4.2 swaps U⊥ and V⊥; domine2025 (8) prints +λ/2 for both signs of N_o − N_i."""
+    lam, sigma = 0.7, np.asarray(jr.normal(jr.key(5), (n_out, n_in)))
+    f = np.block([[-lam / 2 * np.eye(n_in), sigma.T], [sigma, lam / 2 * np.eye(n_out)]])
+    u, _, vt = np.linalg.svd(sigma)
+    outside = u[:, 2:] if n_out > n_in else vt[2:].T
+    empty = np.zeros((n_in if n_out > n_in else n_out, 2))
+    vectors = np.concatenate([empty, outside] if n_out > n_in else [outside, empty])
+    np.testing.assert_allclose(f @ vectors, rate * vectors, atol=1e-14)
+    printed = np.sign(abs(n_out - n_in)) * lam / 2
+    assert (printed == rate) == (n_out > n_in)
+
+
+def test_admissible_balance_and_its_extra_directions():
+    """Theorem 3.4.1 (2) excludes (2, 2, 4) with λ = −2; Algorithm 1 forgets √|λ| beyond the task's modes."""
+    np.testing.assert_allclose(
+        linear.balance(linear.lambda_balanced(2, 2, 4, lam=-2.0, key=jr.key(0))), -2 * np.eye(2), atol=1e-13
+    )
+    np.testing.assert_allclose(
+        linear.balance(linear.lambda_balanced(4, 4, 2, lam=-1.0, key=jr.key(0))), -np.eye(4), atol=1e-13
+    )
+    modes = np.array([1.3, 0.4])
+    first, second = (np.sqrt((np.sqrt(1 + 4 * modes**2) + sign) / 2) for sign in (1, -1))
+    printed = np.diag(np.append(second, [0, 0])) ** 2 - np.diag(np.append(first, [0, 0])) ** 2
+    assert off(printed, -np.eye(4)) > 0.5

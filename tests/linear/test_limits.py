@@ -1,5 +1,6 @@
 """Where training ends, the shallow network, and very large |λ|."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -92,6 +93,22 @@ def test_half_of_square_zero_balanced_starts_end_on_a_saddle():
             excess = linear.function_loss(linear.limit(network, task).function[0], task) - task.constant
             np.testing.assert_allclose(excess, 0.0 if same else 0.5 * s[-1] ** 2, atol=1e-12)
     assert 8 <= count <= 32
+
+
+def test_no_saddle_is_left_by_rounding():
+    """Hundreds of starts, ill-conditioned ones among them: the determinant alone decides at t = 1e6."""
+
+    def one(key):
+        first, second = jr.split(key)
+        network = linear.lambda_balanced(3, 3, 3, lam=0.0, scale=0.5, key=first)
+        sigma = jr.normal(second, (3, 3))
+        late = linear.exact_flow(network, linear.Task.from_correlation(sigma), jnp.array([1e6])).function[0]
+        s = jnp.linalg.svd(sigma, compute_uv=False)
+        sign = jnp.linalg.det(network.function) * jnp.linalg.det(sigma)
+        return sign > 0, jnp.sum((late - sigma) ** 2) / s[-1] ** 2
+
+    is_right, left = jax.jit(lambda keys: jax.lax.map(one, keys))(jr.split(jr.key(3), 400))
+    np.testing.assert_allclose(left, np.where(is_right, 0.0, 1.0), atol=1e-9)
 
 
 def test_can_converge_elsewhere():

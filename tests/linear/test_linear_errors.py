@@ -1,5 +1,7 @@
 """What is refused, and what the refusal says."""
 
+import contextlib
+
 import jax.numpy as jnp
 import jax.random as jr
 import jaxtyping
@@ -91,3 +93,13 @@ def test_refusals(call, words):
         call()
     for word in words:
         assert word in str(caught.value), (word, str(caught.value))
+
+
+def test_float32_that_cannot_hold_the_weaker_layer_warns():
+    """Like a start that is known to lose its function at t = 1e-3, and a stronger one that does not."""
+    task = linear.Task.from_correlation(jr.normal(jr.key(7), (8, 8), jnp.float32))
+    for scale, is_weak in ((1e-3, True), (0.3, False)):
+        network = linear.lambda_balanced(8, 8, 8, lam=1000.0, scale=scale, key=jr.key(8))
+        single = linear.Network(network.w1.astype(jnp.float32), network.w2.astype(jnp.float32))
+        with pytest.warns(UserWarning, match="float32.*Use float64") if is_weak else contextlib.nullcontext():
+            linear.exact_flow(single, task, jnp.array([1.0], jnp.float32))

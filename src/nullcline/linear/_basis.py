@@ -81,11 +81,16 @@ def task_basis(
         grows = jnp.concatenate([grows, jnp.full(rows, sign > 0)])
 
     norm = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(w1t) ** 2) + jnp.sum(jax.lax.stop_gradient(w2) ** 2))
-    floor = 4 * (n_in + n_out) * tolerance * norm
+    floor = rounding_floor(n_in + n_out, tolerance, norm)
     up, down = (
         jnp.where(jnp.max(jnp.abs(rows), axis=1, keepdims=True) <= floor, 0, rows) for rows in (up, down)
     )
     return Basis(v, u, p1, p2, up, down, a, delta, size, grows, c, z)
+
+
+def rounding_floor(size: int, tolerance, norm):
+    """Rows of the rotated weights below this are rounding noise of zeros."""
+    return 4 * size * tolerance * norm
 
 
 def decay_integral(rate: Float[Array, " *rows"], time: Float[Array, " *rows"]) -> Float[Array, " *rows"]:

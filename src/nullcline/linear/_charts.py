@@ -39,11 +39,13 @@ def choose_pivots(
 ) -> Int[Array, " hidden"]:
     """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row."""
     n, hidden = rows.shape
-    floor = 64 * tolerance * jnp.max(jnp.abs(rows), axis=1)
+    size = jnp.max(jnp.abs(rows), axis=1)
+    # Rounding of each row, carried along: a small pivot magnifies that of its own row.
+    noise = tolerance * (16 * size + 4 * jnp.max(size))
 
-    def best(left, scale):
+    def best(left, scale, noise):
         size = jnp.max(jnp.abs(left), axis=1)
-        value = jnp.where(size > floor, scale + _log(size), -jnp.inf)
+        value = jnp.where(size > 4 * noise, scale + _log(size), -jnp.inf)
         row = jnp.argmax(value)
         return row, value[row] > 0
 
@@ -52,20 +54,21 @@ def choose_pivots(
         return is_active & (step < hidden)
 
     def eliminate(state):
-        step, _, row, left, scale, pivot = state
+        step, _, row, left, scale, noise, pivot = state
         line = left[row]
         column = jnp.argmax(jnp.abs(line))
         # The pivot column cancels to exact zeros, which takes it out of the search.
         ratio = (line / line[column]).at[column].set(1)
+        noise = noise + jnp.abs(left[:, column] / line[column]) * noise[row]
         left = left - left[:, column][:, None] * ratio[None, :]
         scale = scale.at[row].set(-jnp.inf)
         pivot = pivot.at[column].set(row.astype(pivot.dtype))
-        row, is_active = best(left, scale)
-        return step + 1, is_active, row, left, scale, pivot
+        row, is_active = best(left, scale, noise)
+        return step + 1, is_active, row, left, scale, noise, pivot
 
     identity = n + jnp.arange(hidden, dtype=jnp.int32)
-    row, is_active = best(rows, log_scale)
-    state = (jnp.zeros((), jnp.int32), is_active, row, rows, log_scale, identity)
+    row, is_active = best(rows, log_scale, noise)
+    state = (jnp.zeros((), jnp.int32), is_active, row, rows, log_scale, noise, identity)
     return jax.lax.while_loop(go_on, eliminate, state)[-1]
 
 
@@ -79,11 +82,14 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     pivot = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
 
     stack = jnp.concatenate([rows, jnp.eye(hidden, dtype=rows.dtype)])
-    transform = jnp.linalg.inv(stack[pivot])
+    pivots = stack[pivot]
+    transform = jnp.linalg.inv(pivots)
     reduced = rows @ transform
     column_size = jnp.max(jnp.abs(transform), axis=0)
-    # Entries that are rounding noise of an exact zero: left alone they would grow and escape a saddle.
-    noise = 64 * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
+    # Entries that are rounding noise of an exact zero: left alone they would grow and escape a saddle. The
+    # inverse carries the condition of its rows (Skeel's, which does not depend on their scales).
+    condition = jnp.max(jnp.sum(jnp.abs(transform) @ jnp.abs(pivots), axis=1))
+    noise = (64 + 4 * condition) * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
     # Subtracted, not replaced: derivatives of such entries need not vanish (λ = 0 has some).
     reduced = reduced - jax.lax.stop_gradient(jnp.where(jnp.abs(reduced) <= noise, reduced, 0))
     # Pivot rows are unit rows exactly.
