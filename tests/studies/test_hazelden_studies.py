@@ -215,6 +215,7 @@ def run(found, name, out):
     return study, data
 
 
+@pytest.mark.slow
 def test_untrained_networks_the_whole_way(found, tmp_path):
     study, data = run(found, "figS10", tmp_path)
     assert not list(study.claims(data)), "bounds are known for networks of the document's size alone"

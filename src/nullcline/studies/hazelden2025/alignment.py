@@ -149,7 +149,9 @@ class AdjointAlignment(Study):
 
 
 def ranked(a, b) -> float:
-    """Rank correlation of two courses."""
+    """Rank correlation of two courses; NaN for a single record."""
+    if len(a) < 2:
+        return np.nan
     first, second = (np.argsort(np.argsort(np.asarray(course))) for course in (a, b))
     first, second = first - first.mean(), second - second.mean()
     return float(np.sum(first * second) / np.sqrt(np.sum(first**2) * np.sum(second**2)))
