@@ -403,21 +403,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     # A batch system ends a job with SIGTERM: stop as after Ctrl-C, without orphans.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    kept = (
+        "; every finished point is stored, and the same command goes on from here"
+        if isinstance(chosen, Reproduce)
+        else ""
+    )
     try:
         return chosen.run()
     except (UsageError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:
-        print(
-            "stopped; every finished point is stored, and the same command goes on from here", file=sys.stderr
-        )
+        print(f"stopped{kept}", file=sys.stderr)
         return INTERRUPTED
     except _troubles() as error:
-        print(
-            f"error: {error}; every finished point is stored, and the same command goes on from here",
-            file=sys.stderr,
-        )
+        print(f"error: {error}{kept}", file=sys.stderr)
         return BAD
 
 
