@@ -152,8 +152,9 @@ def consensus(
 
     - ``"trace"``: the partial trace :math:`Tr_A(W)/N`, for positive semi-definite W (their default);
     - ``"gram"``: square roots of the eigenvalues of :math:`Tr_A(W W^*)/N`, for any W (the default of others);
-    - ``"duplicate"``: the mean over A of W applied to copies along A, the document's own. It sees only vectors
-      that are constant along A and depends on the basis and the signs of the hidden units; the others do not.
+    - ``"duplicate"``: the mean over A of W applied to copies along A, the document's own. It sees only
+      vectors that are constant along A and depends on the basis and the signs of the hidden units; the
+      others do not.
 
     The three agree for operators :math:`w \otimes I`. For K of unit-local cells over hidden units
     ``"duplicate"`` equals ``"trace"``.
