@@ -62,6 +62,7 @@ class FixedDiagonal(Study):
     """Trained pairs at which random masks connect, with the diagonal fixed and free."""
 
     source = "shared-representations/diagonal"
+    version = 2
     presets = {
         "quick": Grid(diagonal=[True, False], orders=2_000, words=8, seed=range(4)),
         "paper": Grid(diagonal=[True, False], orders=4_000, words=32, seed=range(8)),
