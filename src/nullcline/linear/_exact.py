@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._order import after
 from ._basis import rounding_floor, task_basis
 from ._charts import factors, make_chart
 from ._checks import as_float, is_concrete, require_finite, require_positive, require_times
 from ._network import Network, balance_residual
-from ._order import after
 from ._task import Task, isotropy_tolerance
 from ._trajectory import NOT_WHITE, OK, UNBALANCED, Trajectory
 

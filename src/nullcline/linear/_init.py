@@ -8,9 +8,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._order import after
 from ._checks import as_float, is_concrete, require_finite, require_nonnegative, require_size
 from ._network import Network
-from ._order import after
 from ._task import Task
 
 

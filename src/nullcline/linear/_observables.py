@@ -10,8 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._order import after
 from ._network import Network
-from ._order import after
 from ._task import Task
 from ._trajectory import Trajectory
 

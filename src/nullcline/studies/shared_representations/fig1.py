@@ -112,13 +112,21 @@ class TrainedPairs(Study):
         low, high = (0.95, 1.15) if is_paper else (0.85, 1.3)
         cross = square.cross.where(ok & (square.scale <= 0.03))
         yield inside(
-            cross, low, high, "Small σ, fixed diagonal: pairs across components end with a mean loss near 1"
+            cross,
+            (low, high),
+            "Small σ, fixed diagonal: in every run pairs across components end with a mean loss near 1",
+            is_paper,
         )
         if is_paper:
             ratio = (square.test / (square.cross_pairs / untrained)).where(
                 ok & ~joined & (square.scale <= 0.03)
             )
-            yield inside(ratio, 0.97, 1.08, "Disconnected masks, small σ: test = n_cross / (L² - T)")
+            yield inside(
+                ratio,
+                (0.97, 1.08),
+                "Disconnected masks, small σ: test = n_cross / (L² - T) in every run",
+                True,
+            )
         share = ok.where(joined).mean(("seed", "pairs"))
         if is_paper:
             yield Claim(
@@ -176,23 +184,32 @@ class TrainedPairs(Study):
         late = tail - connects.isel(scale=-1)
         if is_paper:
             yield Claim(
-                "H = 64, σ = 0.001: the threshold is at the point where the mask connects",
+                "H = 64, σ = 0.001: in every seed the threshold is within 6 pairs of where the mask connects",
+                measured=late.max(),
+                at_least=7,
+                erratum="Not in every seed: single masks just above the connection point are learned to the "
+                "tolerance with a test loss of 0.05 to 0.2.",
+                note=f"In pairs, the largest of the seeds: {late.values.tolist()}.",
+            )
+            yield Claim(
+                "H = 64, σ = 0.001: the threshold is typically at the point where the mask connects",
                 measured=late.median(),
                 at_least=0,
                 at_most=6,
-                note=f"In pairs, median of the seeds: {late.values.tolist()}. Where late, single masks just "
-                "above the connection point are learned with a mean test loss of 0.05 to 0.2.",
+                note="In pairs, median of the seeds.",
             )
 
 
-def inside(values, low: float, high: float, sentence: str) -> Claim:
-    """Nearly every run lies in the range known from three seeds; single masks fall a little outside."""
+def inside(values, bounds: tuple[float, float], sentence: str, is_paper: bool) -> Claim:
+    """Every run in the range known from three seeds; of the many of the paper preset single ones are not."""
     known = values.values[np.isfinite(values.values)]
+    share = np.mean((known >= bounds[0]) & (known <= bounds[1])) if known.size else np.nan
+    reach = f"{known.min():.3f}–{known.max():.3f}" if known.size else "nothing"
     return Claim(
-        f"{sentence} (within {low}–{high})",
-        measured=np.mean((known >= low) & (known <= high)) if known.size else np.nan,
-        at_least=0.95,
-        note=f"Share of {known.size} runs; they range over {known.min():.3f}–{known.max():.3f}."
-        if known.size
-        else "No such run.",
+        f"{sentence} (within {bounds[0]}–{bounds[1]})",
+        measured=share,
+        at_least=0.95 if is_paper else 1.0,
+        at_most=0.9999 if is_paper else None,
+        erratum="In nearly every run; single masks fall a little outside." if is_paper else "",
+        note=f"Share of {known.size} runs; they range over {reach}.",
     )

@@ -1,3 +1,0 @@
-"""Keep batched LAPACK calls of one program apart."""
-
-from .._order import after as after
