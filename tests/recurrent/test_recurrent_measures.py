@@ -1,6 +1,7 @@
 """What training did to the weights: truncation, functional rank, shuffling, spectra."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nullcline import recurrent
+from nullcline.recurrent import _decompositions
 
 TASK = recurrent.FlipFlop(duration=20.0)
 
@@ -111,6 +113,17 @@ def test_spectrum_against_numpy():
             np.testing.assert_allclose(np.sum(np.array(eigenvalues) ** power), trace, atol=1e-11)
         assert np.all(np.diff(np.array(eigenvalues).real) <= 1e-12)
     assert recurrent.spectrum(after).change_eigenvalues is None
+
+
+def test_decompositions_of_a_batch_by_the_host():
+    """What a backend other than the CPU calls: mapped, traced, and NaN for a matrix without decomposition."""
+    matrices = jr.normal(jr.key(0), (3, 5, 4)).at[1, 0, 0].set(jnp.nan)
+    u, s, vt = jax.vmap(_decompositions.svd_on_host)(matrices)
+    np.testing.assert_allclose(((u * s[:, None, :]) @ vt)[::2], matrices[::2], atol=1e-13)
+    assert jnp.isnan(s[1]).all()
+    values = jax.vmap(_decompositions.eigenvalues_on_host)(matrices[:, :4])
+    assert jnp.isnan(values[1]).all()
+    np.testing.assert_allclose(values[2], np.linalg.eigvals(matrices[2, :4]), atol=1e-13)
 
 
 def test_refusals(key):

@@ -119,9 +119,10 @@ LINEAR = [recurrent.rate_cell(1, 6, 1, g=g, nonlinearity="linear", key=jr.key(0)
 METHODS = ["map", pytest.param("vmap", marks=pytest.mark.slow)]
 
 
-def train_linear(method, rates):
+def train_linear(method, rates, key=None):
     settings = {"steps": 30, "batch_size": 1, "snapshot_every": 20, "learning_rate": jnp.asarray(rates)}
-    return recurrent.train_many(LINEAR, CONSTANT, **settings, method=method, key=jr.key(3))
+    key = jr.key(3) if key is None else key
+    return recurrent.train_many(LINEAR, CONSTANT, **settings, method=method, key=key)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -137,6 +138,9 @@ def test_many_networks_are_each_trained_as_one(method):
     np.testing.assert_allclose(many.losses[1], one.losses, rtol=1e-8)
     np.testing.assert_allclose(many.final.w[1], one.final.w, rtol=1e-6, atol=1e-8)
     assert len(many.status) == 3 and many.status[1] == one.status
+    # One key each: the last network with the key of the second, by the same program.
+    keys = jnp.stack([jr.fold_in(jr.key(3), i) for i in (0, 1, 1)])
+    assert_same(train_linear(method, [0.01, 0.02, 0.01], keys).losses[:2], many.losses[:2])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -203,5 +207,7 @@ def test_misfits_are_refused():
         recurrent.train(new_cell(), recurrent.FlipFlop(dt=0.25), key=jr.key(0))
     with pytest.raises(ValueError, match="`cells` is empty"):
         recurrent.train_many([], TASK, key=jr.key(0))
+    with pytest.raises(ValueError, match=r"one for each of the 2 networks, got shape \(3,\)"):
+        recurrent.train_many([new_cell()] * 2, TASK, key=jr.split(jr.key(0), 3))
     with pytest.raises(ValueError, match="`cells` must all be of one kind"):
         recurrent.train_many([new_cell(), new_cell(hidden=9)], TASK, key=jr.key(0))

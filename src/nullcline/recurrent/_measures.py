@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 from jax import lax
@@ -12,6 +13,7 @@ from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 from .._order import after
 from ._cells import AbstractCell
+from ._decompositions import eigenvalues, singular_values, svd
 from ._run import trial_outputs
 from ._trials import Trials, loss
 
@@ -46,13 +48,13 @@ def truncate(matrix: Float[Array, "post pre"], rank: int) -> Float[Array, "post 
     full = min(matrix.shape)
     if not 0 <= rank <= full:
         raise ValueError(f"`rank` must be in 0..{full} for a matrix of shape {matrix.shape}, got {rank}.")
-    u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
+    u, s, vt = svd(matrix)
     return (u[:, :rank] * s[None, :rank]) @ vt[:rank]
 
 
 @eqx.filter_jit
 def _truncation_losses(initial, final, trials, ranks):
-    u, s, vt = jnp.linalg.svd(final.w - initial.w, full_matrices=False)
+    u, s, vt = svd(final.w - initial.w)
     modes = jnp.arange(len(s))
 
     def at_rank(rank):
@@ -60,7 +62,9 @@ def _truncation_losses(initial, final, trials, ranks):
         cell = _with_recurrent(final, initial.w + (u * kept[None, :]) @ vt)
         return loss(trial_outputs(cell, trials), trials)
 
-    return lax.map(at_rank, ranks)
+    # All digits of float32, as in training; a GPU does not give them by default.
+    with jax.default_matmul_precision("highest"):
+        return lax.map(at_rank, ranks)
 
 
 def truncation_losses(
@@ -102,8 +106,9 @@ def functional_rank(
 def _shuffle_loss(initial, final, trials, key):
     shuffled = jr.permutation(key, initial.w.reshape(-1)).reshape(initial.w.shape)
     cell = _with_recurrent(final, shuffled + (final.w - initial.w))
-    before = loss(trial_outputs(initial, trials), trials)
-    return loss(trial_outputs(cell, trials), trials) / before, before
+    with jax.default_matmul_precision("highest"):
+        before = loss(trial_outputs(initial, trials), trials)
+        return loss(trial_outputs(cell, trials), trials) / before, before
 
 
 def shuffle_loss(initial: Cell, final: Cell, trials: Trials, *, key: PRNGKeyArray) -> Float[Array, ""]:
@@ -130,9 +135,8 @@ class Spectrum(eqx.Module):
 
 @eqx.filter_jit
 def _spectrum(w):
-    values = jnp.linalg.svd(w, compute_uv=False)
-    eigenvalues = jnp.linalg.eigvals(after(w, values))
-    return values, eigenvalues[jnp.argsort(-eigenvalues.real)]
+    values = singular_values(w)
+    return values, eigenvalues(after(w, values))
 
 
 def spectrum(cell: AbstractCell, initial: AbstractCell | None = None) -> Spectrum:

@@ -21,9 +21,11 @@ def _run(cell, inputs, state):
         state = jax.vmap(cell.step)(state, now)
         return state, state
 
-    _, states = lax.scan(step, state, jnp.swapaxes(inputs, 0, 1))
-    states = jnp.swapaxes(states, 0, 1)
-    return states, jax.vmap(jax.vmap(cell.readout))(states)
+    # All digits of float32, as in training; a GPU does not give them by default.
+    with jax.default_matmul_precision("highest"):
+        _, states = lax.scan(step, state, jnp.swapaxes(inputs, 0, 1))
+        states = jnp.swapaxes(states, 0, 1)
+        return states, jax.vmap(jax.vmap(cell.readout))(states)
 
 
 def run(

@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from ._cells import AbstractCell, RateCell, check_sizes
 from ._linear_tasks import Constant, is_short_trial
@@ -212,12 +212,11 @@ def train_many(
     resume: Checkpoint | None = None,
     fraction: float = 0.05,
     method: Literal["auto", "vmap", "map"] = "auto",
-    key: PRNGKeyArray,
+    key: PRNGKeyArray | Key[Array, " networks"],
 ) -> TrainResult:
     """Train many networks of one shape in one program; every array of the result has a leading network axis.
 
-    Network i sees the trials of ``train(cells[i], ..., key=fold_in(key, i))``. A network that diverges keeps
-    its last finite weights and touches no other.
+    A network that diverges keeps its last finite weights and touches no other.
 
     Parameters
     ----------
@@ -228,6 +227,9 @@ def train_many(
     method
         ``"vmap"`` steps all networks together, ``"map"`` trains one after the other. ``"auto"`` takes the
         faster one: vmap on an accelerator, map on a CPU, where stacked products only grow out of the cache.
+    key
+        One key each, or one for all: network i then sees the trials of ``train(cells[i], ...,
+        key=fold_in(key, i))``.
 
     The other arguments are those of :func:`train`.
     """
@@ -284,7 +286,7 @@ def _train(
     keys = key
     if is_many:
         networks = cell.w.shape[0]
-        keys = jax.vmap(functools.partial(jr.fold_in, key))(jnp.arange(networks))
+        keys = _keys(key, networks)
         learning_rate = jnp.broadcast_to(learning_rate, (networks,))
     ends = _snapshot_steps(steps, snapshot_every)
     spec = _trainable(cell, trainable)
@@ -392,6 +394,16 @@ def _default_optimizer() -> optax.GradientTransformation:
     # One object for all calls, so that the compiled loop is found again; the learning rate comes from
     # outside.
     return optax.adam(1.0)
+
+
+def _keys(key: Array, networks: int) -> Array:
+    if key.ndim == 0:
+        return jax.vmap(functools.partial(jr.fold_in, key))(jnp.arange(networks))
+    if key.shape != (networks,):
+        raise ValueError(
+            f"`key` must be one key, or one for each of the {networks} networks, got shape {key.shape}."
+        )
+    return key
 
 
 def _snapshot_steps(steps: int, every: int | None) -> np.ndarray:

@@ -7,11 +7,18 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import xr
-from ._networks import PAPER_SIZE, TASKS, TITLES, is_converged, least_speedup, measured, medians
+from ._networks import (
+    LAST,
+    PAPER_SIZE,
+    STRENGTHS,
+    TASKS,
+    TITLES,
+    is_converged,
+    least_speedup,
+    measured,
+    medians,
+)
 
-STRENGTHS = [round(0.3 * k, 1) for k in range(11)]
-# The document goes up to these; stronger networks no longer learn the task in the time given.
-LAST = {"flip-flop": 2.1, "mante": 2.7, "romo": 3.0}
 # How far the norm of the change falls from g = 0 to a stronger g, in networks of 256 units.
 FALLS = {"flip-flop": (1.2, 1.95 / 0.95), "mante": (1.5, 2.35 / 0.85), "romo": (2.1, 4.15 / 0.95)}
 COLORS = dict(zip(TASKS, (style.BLUE, style.VERMILION, style.GREEN), strict=True))
