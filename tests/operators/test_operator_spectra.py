@@ -1,6 +1,7 @@
 """Kernels, spectra, effective ranks and consensus against dense matrices."""
 
 import cells
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -193,6 +194,7 @@ def test_a_few_values_of_a_consensus_come_with_the_total_of_all():
     some, values = thin.top(3), np.linalg.eigvalsh(np.asarray(thin.matrix))[::-1]
     close(some.values, values[:3])
     close(some.total, np.sum(values))
+    close(jax.jit(lambda consensus: consensus.values)(thin), thin.values)  # traced, no LAPACK of the host
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv
 from ._parameter import ParameterOperator
 from ._propagator import Propagator
 from ._spectrum import Spectrum
+from ._symmetric import descending, eigenvalues, gram_of_smaller_side, is_on_host
 
 AXES = ("batch", "time", "hidden")
 KINDS = ("trace", "gram", "duplicate")
@@ -58,7 +59,8 @@ class Consensus(eqx.Module):
     @property
     def values(self) -> Float[Array, " kept"]:
         """Spectrum, largest first: eigenvalues of a positive semi-definite matrix, else singular values."""
-        return _values(self)
+        given = self.factor if self.whole is None else self.whole
+        return _values(self) if is_on_host(given) else _compiled_values(self)
 
     def modes(self, k: int) -> Float[Array, "k kept"]:
         """The first k modes, as unit vectors on the kept axes."""
@@ -125,17 +127,18 @@ def _largest(matrix: Array, k: int, count: int) -> tuple[Array, Array]:
     return values, residuals / jnp.maximum(values[0], jnp.finfo(values.dtype).tiny)
 
 
-@eqx.filter_jit
 def _values(consensus: Consensus) -> Array:
-    if consensus.factor is not None:
-        values = jnp.linalg.eigvalsh(_kernels.gram_of_smaller_side(consensus.factor))
-        values = jnp.concatenate([jnp.zeros(len(consensus.factor) - len(values), values.dtype), values])
-    elif consensus.kind == "duplicate" and not consensus.has_eigenvalues:
+    if consensus.kind == "duplicate" and not consensus.has_eigenvalues:
         return jnp.linalg.svd(consensus.matrix, compute_uv=False)
+    if consensus.factor is not None:
+        found, size = eigenvalues(gram_of_smaller_side(consensus.factor)), len(consensus.factor)
     else:
-        values = jnp.linalg.eigvalsh(consensus.matrix)
-    values = jnp.clip(values[::-1], 0, None)
+        found, size = eigenvalues(consensus.matrix), len(consensus.matrix)
+    values = descending(found, size)
     return jnp.sqrt(values) if consensus.kind == "gram" else values
+
+
+_compiled_values = eqx.filter_jit(_values)
 
 
 def consensus(

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array
 
 from ._operator import is_concrete
-from ._structure import UnitStructure, unit_structure
+from ._structure import Layout, Members, UnitStructure, unit_structure
+from ._symmetric import eigenvalues, gram_of_smaller_side
 
 if TYPE_CHECKING:
     from ._parameter import ParameterOperator
@@ -24,7 +25,7 @@ class Group(eqx.Module):
 
     features: list[Array]
     gains: list[Array]
-    members: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    members: Members = eqx.field(static=True)
 
 
 class Factored(eqx.Module):
@@ -35,14 +36,14 @@ class Factored(eqx.Module):
 
     groups: list[Group]
     weights: Array
-    index: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    layout: Layout = eqx.field(static=True)
     shape: tuple[int, ...] = eqx.field(static=True)
     is_uniform: bool = eqx.field(static=True)
 
     @property
     def units(self) -> int:
         """Number of units that own parameters."""
-        return len(self.index)
+        return len(self.layout.index)
 
 
 def factored(operator: "ParameterOperator") -> Factored | None:
@@ -63,20 +64,20 @@ def factored(operator: "ParameterOperator") -> Factored | None:
     groups = _groups(structure, scale)
     weights = jnp.asarray(np.repeat(np.asarray(flow.weights), flow.states.shape[1]))
     is_uniform = all(_is_uniform(group) for group in groups)
-    return Factored(groups, weights, structure.index, flow.states.shape, is_uniform)
+    return Factored(groups, weights, structure.layout, flow.states.shape, is_uniform)
 
 
 def _groups(structure: UnitStructure, scale: dict[str, float]) -> list[Group]:
     by_leaf: dict[str, list[int]] = {}
-    for u, (name, _) in enumerate(structure.leaves):
-        by_leaf.setdefault(name, []).append(u)
+    for u, use in enumerate(structure.layout.uses):
+        by_leaf.setdefault(use.name, []).append(u)
     groups: list[Group] = []
     for name, uses in by_leaf.items():
         features = [structure.features[u] for u in uses]
         if scale[name] != 1:
             features = [np.sqrt(scale[name]) * feature for feature in features]
         gains = [structure.gains[u] for u in uses]
-        members = _members(structure.unit_of[uses[0]], structure.units)
+        members = structure.layout.members[uses[0]]
         twin = next((g for g in groups if len(uses) == 1 and _shares_gains(g, gains[0], members)), None)
         if twin is None:
             groups.append(Group(features, gains, members))
@@ -86,7 +87,7 @@ def _groups(structure: UnitStructure, scale: dict[str, float]) -> list[Group]:
     return groups
 
 
-def _shares_gains(group: Group, gains: Array, members: tuple) -> bool:
+def _shares_gains(group: Group, gains: Array, members: Members) -> bool:
     return (
         len(group.gains) == 1
         and group.members == members
@@ -96,16 +97,8 @@ def _shares_gains(group: Group, gains: Array, members: tuple) -> bool:
     )
 
 
-def _members(unit_of: tuple[int, ...], units: int) -> tuple[tuple[int, ...], ...]:
-    lists: list[list[int]] = [[] for _ in range(units)]
-    for m, unit in enumerate(unit_of):
-        lists[unit].append(m)
-    width = max(len(members) for members in lists)
-    return tuple(tuple(members) + (-1,) * (width - len(members)) for members in lists)
-
-
 def _is_uniform(group: Group) -> bool:
-    members = np.asarray(group.members)
+    members = np.asarray(group.members.rows)
     if members.min() < 0:
         return False
     gains = [np.asarray(gain) for gain in group.gains]
@@ -157,7 +150,7 @@ def unit_factor(form: Factored, unit: Array) -> Array:
     """Rows (batch, time) of one unit's thin factor: (rows, components, width)."""
     blocks = []
     for group in form.groups:
-        members = jnp.asarray(group.members)[unit]
+        members = jnp.asarray(group.members.rows)[unit]
         block = jnp.zeros((), form.weights.dtype)
         for s, d in zip(group.features, group.gains, strict=True):
             mine = jnp.where((members >= 0)[None, :, None], d[:, members], 0)
@@ -182,26 +175,24 @@ def trace(form: Factored) -> Array:
     return total
 
 
-def gram_of_smaller_side(factor: Array) -> Array:
-    """The matrix F F^T or F^T F, whichever is smaller: the same nonzero eigenvalues."""
-    return factor @ factor.T if factor.shape[0] <= factor.shape[1] else factor.T @ factor
+def unit_eigenvalues(form: Factored) -> np.ndarray:
+    """Nonzero eigenvalues of K, one row per unit (one row in all for uniform units), ascending."""
+    units = range(1 if form.is_uniform else form.units)
+    return np.stack(
+        [eigenvalues(gram_of_smaller_side(_flat_factor(form, jnp.array(unit)))) for unit in units]
+    )
 
 
 @eqx.filter_jit
-def unit_eigenvalues(form: Factored) -> Array:
-    """Nonzero eigenvalues of K, one row per unit (one row in all for uniform units), ascending."""
-
-    def one(unit):
-        factor = unit_factor(form, unit)
-        return jnp.linalg.eigvalsh(gram_of_smaller_side(factor.reshape(-1, factor.shape[2])))
-
-    return jax.lax.map(one, jnp.arange(1 if form.is_uniform else form.units))
+def _flat_factor(form: Factored, unit: Array) -> Array:
+    factor = unit_factor(form, unit)
+    return factor.reshape(-1, factor.shape[2])
 
 
 @eqx.filter_jit
 def unit_modes(form: Factored, units: Array, ranks: Array) -> Array:
     """Modes of K: for each pair (unit, rank from the top) a unit vector, (modes, batch * time, hidden)."""
-    index = jnp.asarray(form.index)
+    index = jnp.asarray(form.layout.index)
 
     def one(pair):
         unit, rank = pair

@@ -14,6 +14,7 @@ from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
 from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv, whitened_rmv
 from ._parameter import ParameterOperator
 from ._propagator import acts_by_trial
+from ._symmetric import eigenvalues
 
 METHODS = ("auto", "units", "dense", "krylov")
 
@@ -156,7 +157,7 @@ def _kind(operator: AbstractOperator) -> str:
 def _by_units(
     operator: ParameterOperator, form: _kernels.Factored, k: int | None, with_modes: bool, dimension: int
 ) -> Spectrum:
-    rows = np.asarray(_kernels.unit_eigenvalues(form))
+    rows = _kernels.unit_eigenvalues(form)
     units, width = form.units, rows.shape[1]
     each = np.repeat(rows, units, axis=0) if form.is_uniform else rows
     flat = np.clip(each[:, ::-1].reshape(-1), 0, None)
@@ -188,22 +189,21 @@ def _by_matrix(
             f"A dense spectrum needs a matrix of side {side}, beyond the limit of {DENSE_LIMIT}; use "
             "`method='krylov'`."
         )
-    if root is None:
-        values, vectors = np.linalg.eigh(np.asarray(operator.whitened()))
-        squares = values
+    is_wide = root is None or root.out_space.size <= root.in_space.size
+    matrix = np.asarray(operator.whitened() if root is None else _gram(root, is_wide))
+    if with_modes:
+        squares, vectors = np.linalg.eigh(matrix)
+        vectors = vectors[:, ::-1][:, :k].T
+        if root is not None and not is_wide:
+            vectors = np.asarray(_lift(root, jnp.asarray(vectors)))
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.where(norms > 0, norms, 1)
     else:
-        is_wide = root.out_space.size <= root.in_space.size
-        gram = np.asarray(_gram(root, is_wide))
-        squares, vectors = np.linalg.eigh(gram)
-        if not is_wide and with_modes:
-            top = jnp.asarray(vectors[:, ::-1][:, :k].T)
-            lifted = np.asarray(_lift(root, top))
-            norms = np.linalg.norm(lifted, axis=1, keepdims=True)
-            vectors = (lifted / np.where(norms > 0, norms, 1))[::-1].T
+        squares, vectors = np.asarray(eigenvalues(matrix)), None
     squares = np.clip(squares[::-1], 0, None)
     total = jnp.asarray(squares.sum())
     values = squares if operator.is_psd else np.sqrt(squares)
-    modes = jnp.asarray(vectors[:, ::-1][:, :k].T) if with_modes else None
+    modes = None if vectors is None else jnp.asarray(vectors)
     short = 0 if k is None else max(0, k - len(values))
     values = np.concatenate([values[:k], np.zeros(short)])
     if modes is not None and len(modes) < len(values):

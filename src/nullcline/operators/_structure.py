@@ -11,6 +11,7 @@ What is read off is checked against the matrix-free adjoint on random numbers be
 """
 
 import dataclasses
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -161,35 +162,55 @@ def _uses(flow: "Flow", names: tuple[str, ...]) -> list[Use]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the units of a cell own its weights, a property of its program.
+
+    ``unit_of[u]`` (m_u,) is the unit that entry m of the use u moves, ``index`` (units, c) the state
+    components of each unit (-1 where a unit has fewer), ``is_constant[u]`` whether gains depend on no state.
+    """
+
+    uses: tuple[Use, ...]
+    unit_of: tuple[tuple[int, ...], ...]
+    index: tuple[tuple[int, ...], ...]
+    is_constant: tuple[bool, ...]
+
+    @functools.cached_property
+    def members(self) -> tuple["Members", ...]:
+        """For each use the entries that each unit owns."""
+        return tuple(Members(_by_unit(owners, len(self.index))) for owners in self.unit_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Entries owned by each unit, -1 where a unit has fewer; one leaf, so that no call walks through it."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+
+def _by_unit(unit_of: tuple[int, ...], units: int) -> tuple[tuple[int, ...], ...]:
+    lists: list[list[int]] = [[] for _ in range(units)]
+    for m, unit in enumerate(unit_of):
+        lists[unit].append(m)
+    width = max(len(members) for members in lists)
+    return tuple(tuple(members) + (-1,) * (width - len(members)) for members in lists)
+
+
 class UnitStructure(eqx.Module):
     """K of a unit-local cell in factored form, over rows (batch * time).
 
     ``features[u]`` (rows, n_u) and ``gains[u]`` (rows, m_u, c; one row where they are constant) belong to use
-    u; ``unit_of[u]`` (m_u,) is the unit that entry m of e moves, ``index`` (units, c) the state components of
-    each unit (-1 where a unit has fewer). ``leaves[u]`` names the leaf of the use and says whether it is
-    transposed; uses of one leaf add up before they are squared.
+    u of the layout; uses of one leaf add up before they are squared.
     """
 
     features: list[Array]
     gains: list[Array]
-    unit_of: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    index: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    leaves: tuple[tuple[str, bool], ...] = eqx.field(static=True)
-
-    @property
-    def units(self) -> int:
-        """Number of units that own parameters."""
-        return len(self.index)
-
-    @property
-    def components(self) -> int:
-        """Largest number of state components of a unit."""
-        return len(self.index[0])
+    layout: Layout = eqx.field(static=True)
 
 
 # How a step uses its weights is a property of its program: models of one structure and shape share it. Every
 # use of it is confirmed by numbers anew.
-_LAYOUTS: dict[Any, "_Layout | None"] = {}
+_LAYOUTS: dict[Any, Layout | None] = {}
 
 
 def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None:
@@ -207,12 +228,11 @@ def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None
     if layout is None:
         return None
     features, gains = _factors(flow, names, layout)
-    leaf_of = tuple((use.name, use.is_flipped) for use in layout.uses)
-    structure = UnitStructure(features, gains, layout.unit_of, layout.index, leaf_of)
-    return structure if _is_confirmed(flow, names, structure, layout.uses) else None
+    structure = UnitStructure(features, gains, layout)
+    return structure if _is_confirmed(flow, names, structure) else None
 
 
-def _find_layout(flow: "Flow", names: tuple[str, ...]) -> "_Layout | None":
+def _find_layout(flow: "Flow", names: tuple[str, ...]) -> Layout | None:
     try:
         uses = _uses(flow, names)
     except NoStructureError:
@@ -222,16 +242,8 @@ def _find_layout(flow: "Flow", names: tuple[str, ...]) -> "_Layout | None":
     pattern = _pattern(flow, names, uses)
     if pattern is None:
         return None
-    layout = _Layout(tuple(uses), *pattern, (False,) * len(uses))
+    layout = Layout(tuple(uses), *pattern, (False,) * len(uses))
     return dataclasses.replace(layout, is_constant=_constant_gains(flow, names, layout))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    uses: tuple[Use, ...]
-    unit_of: tuple[tuple[int, ...], ...]
-    index: tuple[tuple[int, ...], ...]
-    is_constant: tuple[bool, ...]
 
 
 def _pattern(flow: "Flow", names: tuple[str, ...], uses: list[Use]) -> tuple[Any, Any] | None:
@@ -304,7 +316,7 @@ def _sensitivities(
 
 
 def _factor(
-    model: Model, names: tuple[str, ...], layout: _Layout, z: Array, x: Array
+    model: Model, names: tuple[str, ...], layout: Layout, z: Array, x: Array
 ) -> tuple[list[Array], list[Array]]:
     """Features and gains of one step, one backward pass per component of a unit."""
     index = np.array(layout.index)
@@ -317,7 +329,7 @@ def _factor(
     return features, [jnp.swapaxes(gain, 0, 1) for gain in gains]
 
 
-def _constant_gains(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[bool, ...]:
+def _constant_gains(flow: "Flow", names: tuple[str, ...], layout: Layout) -> tuple[bool, ...]:
     """Which uses have gains that depend neither on the state nor on the input, by the traced program."""
     closed = jax.make_jaxpr(lambda z, x: _factor(flow.model, names, layout, z, x)[1])(
         flow.initial_state[0], flow.inputs[0, 0]
@@ -330,7 +342,7 @@ def _constant_gains(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tu
 
 
 @eqx.filter_jit
-def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[list[Array], list[Array]]:
+def _factors(flow: "Flow", names: tuple[str, ...], layout: Layout) -> tuple[list[Array], list[Array]]:
     before = flow.states_before.reshape(-1, flow.states.shape[2])
     inputs = flow.inputs.reshape(len(before), -1)
     features, gains = jax.vmap(lambda z, x: _factor(flow.model, names, layout, z, x))(before, inputs)
@@ -342,16 +354,14 @@ def _factors(flow: "Flow", names: tuple[str, ...], layout: _Layout) -> tuple[lis
 _CONFIRMED: dict[int, tuple[weakref.ref, dict[tuple[str, ...], bool]]] = {}
 
 
-def _is_confirmed(
-    flow: "Flow", names: tuple[str, ...], structure: UnitStructure, uses: tuple[Use, ...]
-) -> bool:
+def _is_confirmed(flow: "Flow", names: tuple[str, ...], structure: UnitStructure) -> bool:
     """Compare G* of the factored form with the matrix-free one on a random trajectory, once per flow."""
     place = id(flow.states)
     if place not in _CONFIRMED:
         _CONFIRMED[place] = (weakref.ref(flow.states, lambda _: _CONFIRMED.pop(place, None)), {})
     known = _CONFIRMED[place][1]
     if names not in known:
-        worst, size = _compare_adjoints(flow, names, structure, uses)
+        worst, size = _compare_adjoints(flow, names, structure)
         eps = float(jnp.finfo(flow.states.dtype).eps)
         # Both are sums over the same rows in another order.
         bound = 100 * eps * np.sqrt(np.prod(flow.states.shape[:2])) * float(size)
@@ -360,17 +370,19 @@ def _is_confirmed(
 
 
 @eqx.filter_jit
-def _compare_adjoints(flow, names, structure, uses):
+def _compare_adjoints(flow, names, structure):
     q = jr.normal(jr.key(0), flow.states.shape, flow.states.dtype)
     theirs = jax.vjp(
         lambda p: flow.rows(flow.states_before, p), {name: flow.model.params[name] for name in names}
     )[1](flow.weights[:, None, None] * q)[0]
     flat = (flow.weights[:, None, None] * q).reshape(-1, q.shape[2])
-    index = jnp.asarray(structure.index)
+    index = jnp.asarray(structure.layout.index)
     padded = jnp.concatenate([flat, jnp.zeros_like(flat[:, :1])], axis=1)
     ours = {name: jnp.zeros_like(leaf) for name, leaf in theirs.items()}
-    for u, use in enumerate(uses):
-        local = padded[:, index[jnp.asarray(structure.unit_of[u])]]  # index -1 reads the zero at the end
+    for u, use in enumerate(structure.layout.uses):
+        local = padded[
+            :, index[jnp.asarray(structure.layout.unit_of[u])]
+        ]  # index -1 reads the zero at the end
         e = jnp.sum(structure.gains[u] * local, axis=2)
         if use.is_vector:
             ours[use.name] += jnp.sum(e, axis=0)
