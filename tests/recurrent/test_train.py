@@ -1,5 +1,7 @@
 """Training against a loop written out, stop and resume, many networks, and divergence."""
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import optax
 import pytest
 
 from nullcline import recurrent
+from nullcline.recurrent import _train, theory
 
 TASK = recurrent.FlipFlop(duration=12.0)
 STEPS = 12
@@ -33,7 +36,7 @@ def assert_same(ours, theirs, rtol=0.0):
 
 
 def test_training_is_the_loop_it_stands_for(whole):
-    """Losses and weights of three steps, by Adam's own formula and the gradient of the public `run`."""
+    """Losses and weights of five steps, by Adam's own formula and the gradient of the public `run`."""
     cell, key = new_cell(), jr.key(1)
 
     @eqx.filter_jit
@@ -44,7 +47,7 @@ def test_training_is_the_loop_it_stands_for(whole):
     weights = [cell.w_in, cell.w, cell.w_out]
     first = [np.zeros(w.shape) for w in weights]
     second = [np.zeros(w.shape) for w in weights]
-    for step in range(3):
+    for step in range(5):
         trials = TASK.sample(4, key=jr.fold_in(key, step))
         value, gradient = objective(recurrent.RateCell(*map(jnp.asarray, weights)), trials)
         np.testing.assert_allclose(whole.losses[step], value, rtol=1e-9)
@@ -53,9 +56,9 @@ def test_training_is_the_loop_it_stands_for(whole):
             second[i] = 0.999 * second[i] + 0.001 * slope**2
             m, v = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
             weights[i] = weights[i] - 0.01 * m / (np.sqrt(v) + 1e-8)
-    short = recurrent.train(cell, TASK, **options(steps=3), key=key)
     # Adam divides by the gradient's own size, which amplifies rounding of entries near zero.
-    assert_same([short.final.w_in, short.final.w, short.final.w_out], weights, rtol=1e-8)
+    first = jax.tree.map(lambda leaf: leaf[0], whole.snapshots)
+    assert_same([first.w_in, first.w, first.w_out], weights, rtol=1e-8)
 
 
 def test_result(whole):
@@ -76,8 +79,11 @@ def test_default_rate_is_that_of_the_document():
 
 
 def test_only_the_named_fields_are_trained():
-    cell = new_cell()
+    """Also that a cell of float32 is trained in float32."""
+    cell = recurrent.rate_cell(2, 8, 2, nonlinearity="linear", dtype=jnp.float32, key=jr.key(0))
     result = recurrent.train(cell, TASK, **options(trainable=("w",), optimizer=optax.sgd(1.0)), key=jr.key(1))
+    assert result.losses.dtype == result.final.w.dtype == jnp.float32
+    np.testing.assert_allclose(result.descent_rate, 0.01, rtol=1e-6)
     np.testing.assert_array_equal(result.final.w_in, cell.w_in)
     np.testing.assert_array_equal(result.final.w_out, cell.w_out)
     assert not np.array_equal(result.final.w, cell.w)
@@ -169,9 +175,31 @@ def test_gated_cells_learn():
 
 
 @pytest.mark.slow
-def test_float32_cells_train_in_float32():
-    result = recurrent.train(new_cell(dtype=jnp.float32), TASK, **options(), key=jr.key(1))
-    assert result.losses.dtype == result.final.w.dtype == jnp.float32
+def test_steps_above_the_critical_one_are_flagged():
+    """The largest step is that of the theory, for the weights as a trained cell stores them."""
+    cell, task = LINEAR[1], recurrent.Constant(target=1.0, duration=8.0, input_amplitude=2.0)
+    m, w = 2.0 * cell.w_in[0] / np.sqrt(6), cell.w_out[:, 0] * np.sqrt(6)
+    step = theory.critical_step(cell.w, m, w, 1.0)
+    result = train_linear("map", [0.01, 0.02, 0.01])
+    rates = jnp.stack([step, 1.01 * step, 0.99 * step])
+    result = dataclasses.replace(result, initial=recurrent.stack([cell] * 3), task=task, descent_rate=rates)
+    assert ["unstable_step" in flags for flags in result.flags] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "trainable", "rate"),
+    [
+        (optax.sgd(0.5), ("w",), 0.05),
+        (optax.sgd(0.5), ("w", "w_out"), None),
+        (optax.sgd(0.5, momentum=0.9), ("w",), None),
+        (optax.chain(optax.clip(1.0), optax.sgd(0.5)), ("w",), None),
+        (optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.5)), ("w",), None),
+    ],
+)
+def test_plain_descent_is_recognized(optimizer, trainable, rate):
+    cell = LINEAR[0]
+    found = _train._descent_rate(cell, optimizer, jnp.asarray(0.1), _train._trainable(cell, trainable))
+    assert found is None if rate is None else np.isclose(found, rate)
 
 
 @pytest.mark.parametrize(

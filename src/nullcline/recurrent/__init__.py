@@ -32,6 +32,7 @@ from ._hodgkin_huxley import hodgkin_huxley_cell as hodgkin_huxley_cell
 from ._linear_tasks import Constant as Constant
 from ._linear_tasks import Cosine as Cosine
 from ._linear_tasks import is_short_trial as is_short_trial
+from ._linear_tasks import is_unstable_step as is_unstable_step
 from ._measures import Spectrum as Spectrum
 from ._measures import epochs_to as epochs_to
 from ._measures import functional_rank as functional_rank

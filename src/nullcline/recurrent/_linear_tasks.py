@@ -131,7 +131,29 @@ def is_short_trial(cell: RateCell, task: Constant) -> bool:
     True when :math:`\exp[-(T - t_{fix})(1 - \max \Re\lambda)] > 10^{-3}`: then the theory of the fixed point
     does not describe the training.
     """
-    if cell.nonlinearity != "linear":
-        raise ValueError(f"`cell` must be linear, got nonlinearity = {cell.nonlinearity!r}.")
+    _check_linear(cell)
     slowest = np.max(np.linalg.eigvals(np.asarray(cell.w)).real)
     return bool((task.duration - task.fixation) * (1 - slowest) < math.log(1e3))
+
+
+def is_unstable_step(cell: RateCell, task: Constant, rate: float) -> bool:
+    r"""Tell whether plain gradient descent on the recurrent weights takes too long steps to settle.
+
+    True when ``rate`` exceeds :math:`\eta_\mathrm{crit} = 2/(|p|^2|q|^2)` at the solution of the flow from
+    ``cell``, the network before training (:func:`nullcline.recurrent.theory.critical_step`): the end of
+    training then oscillates or fails. False for weights that the theory does not know, with an eigenvalue of
+    real part 1 or more.
+    """
+    from . import theory
+
+    _check_linear(cell)
+    if np.max(np.linalg.eigvals(np.asarray(cell.w)).real) >= 1:
+        return False
+    scale = math.sqrt(cell.hidden)
+    m, w = task.input_amplitude * cell.w_in[0] / scale, cell.w_out[:, 0] * scale
+    return bool(rate > theory.critical_step(cell.w, m, w, task.target))
+
+
+def _check_linear(cell: RateCell) -> None:
+    if cell.nonlinearity != "linear":
+        raise ValueError(f"`cell` must be linear, got nonlinearity = {cell.nonlinearity!r}.")

@@ -59,7 +59,7 @@ def _truncation_losses(initial, final, trials, ranks):
 
     def at_rank(rank):
         kept = jnp.where(modes < rank, s, jnp.zeros_like(s))
-        cell = _with_recurrent(final, initial.w + (u * kept[None, :]) @ vt)
+        cell = with_recurrent(final, initial.w + (u * kept[None, :]) @ vt)
         return loss(trial_outputs(cell, trials), trials)
 
     # All digits of float32, as in training; a GPU does not give them by default.
@@ -105,7 +105,7 @@ def functional_rank(
 @eqx.filter_jit
 def _shuffle_loss(initial, final, trials, key):
     shuffled = jr.permutation(key, initial.w.reshape(-1)).reshape(initial.w.shape)
-    cell = _with_recurrent(final, shuffled + (final.w - initial.w))
+    cell = with_recurrent(final, shuffled + (final.w - initial.w))
     with jax.default_matmul_precision("highest"):
         before = loss(trial_outputs(initial, trials), trials)
         return loss(trial_outputs(cell, trials), trials) / before, before
@@ -150,7 +150,8 @@ def spectrum(cell: AbstractCell, initial: AbstractCell | None = None) -> Spectru
     return Spectrum(*_spectrum(cell.w), *_spectrum(weight_change(initial, cell)))
 
 
-def _with_recurrent(cell: Cell, w: Array) -> Cell:
+def with_recurrent(cell: Cell, w: Array) -> Cell:
+    """The same network with other recurrent weights."""
     return eqx.tree_at(lambda tree: tree.w, cell, w)
 
 

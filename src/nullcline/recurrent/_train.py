@@ -18,8 +18,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
 from ._cells import AbstractCell, RateCell, check_sizes
-from ._linear_tasks import Constant, is_short_trial
-from ._measures import check_fraction, epochs_to
+from ._linear_tasks import Constant, is_short_trial, is_unstable_step
+from ._measures import check_fraction, epochs_to, with_recurrent
 from ._run import trial_outputs
 from ._trials import AbstractTask, check_fits, loss
 
@@ -62,6 +62,8 @@ class TrainResult(eqx.Module):
         First step with a nonfinite loss or update, -1 if there was none.
     checkpoint
         Where ``train(..., resume=...)`` goes on.
+    descent_rate
+        Learning rate of plain gradient descent on the recurrent weights alone; ``None`` for another training.
     """
 
     losses: Float[Array, "*networks steps"]
@@ -73,6 +75,7 @@ class TrainResult(eqx.Module):
     checkpoint: Checkpoint
     task: AbstractTask
     fraction: float = eqx.field(static=True)
+    descent_rate: Float[Array, "*networks"] | None = None
 
     @property
     def status(self) -> Any:
@@ -101,20 +104,28 @@ class TrainResult(eqx.Module):
     def flags(self) -> Any:
         """Everything that forbids to take the result at face value; a list of tuples for many networks.
 
-        ``diverged``, ``not_converged``, ``stopped``, and ``short_trial`` where the theory of the fixed point
-        does not apply to a linear network on the constant task.
+        ``diverged``, ``not_converged``, ``stopped``; for a linear network on the constant task also
+        ``short_trial``, where the theory of the fixed point does not apply, and ``unstable_step``, where
+        plain gradient descent on the recurrent weights takes steps above the critical one. (The critical step
+        of other optimizers, or with trained in- and outputs, is not known.)
         """
         if self.losses.ndim == 1:
-            return self._flags(self.status, self.final)
+            return self._flags(self.status, self.initial, self.final, self.descent_rate)
+        each = (self.initial, self.final, self.descent_rate)
         return [
-            self._flags(status, jax.tree.map(lambda leaf, i=i: leaf[i], self.final))
+            self._flags(status, *jax.tree.map(lambda leaf, i=i: leaf[i], each))
             for i, status in enumerate(self.status)
         ]
 
-    def _flags(self, status: str, final: AbstractCell) -> tuple[str, ...]:
+    def _flags(
+        self, status: str, initial: AbstractCell, final: AbstractCell, rate: Array | None
+    ) -> tuple[str, ...]:
         flags = () if status == "converged" else (status,)
-        if isinstance(final, RateCell) and final.nonlinearity == "linear" and isinstance(self.task, Constant):
-            flags += ("short_trial",) if is_short_trial(final, self.task) else ()
+        if isinstance(initial, RateCell) and isinstance(final, RateCell) and isinstance(self.task, Constant):
+            if final.nonlinearity == "linear" and is_short_trial(final, self.task):
+                flags += ("short_trial",)
+            if rate is not None and is_unstable_step(initial, self.task, float(rate)):
+                flags += ("unstable_step",)
         return flags
 
 
@@ -314,6 +325,7 @@ def _train(
         checkpoint=state,
         task=task,
         fraction=fraction,
+        descent_rate=_descent_rate(cell, optimizer, learning_rate, spec),
     )
 
 
@@ -404,6 +416,33 @@ def _keys(key: Array, networks: int) -> Array:
             f"`key` must be one key, or one for each of the {networks} networks, got shape {key.shape}."
         )
     return key
+
+
+def _descent_rate(
+    cell: AbstractCell, optimizer: optax.GradientTransformation, learning_rate: Array, spec: PyTree
+) -> Array | None:
+    """Rate of plain gradient descent on the weights of a linear network alone, else ``None``.
+
+    An optimizer is plain when it keeps no state and its updates are one negative multiple of the gradient.
+    """
+    if not isinstance(cell, RateCell) or cell.nonlinearity != "linear" or len(jax.tree.leaves(cell)) > 3:
+        return None  # With biases there is another fixed point.
+    params, _ = eqx.partition(cell, spec)
+    state = optimizer.init(params)
+    if jax.tree.leaves(state) or not spec.w or sum(jax.tree.leaves(spec)) > 1:
+        return None
+    # Two sizes, far apart, and weights of 1: neither clipping nor weight decay is taken for a multiple.
+    small, ones = 1e-6 * np.cos(np.arange(cell.w.size)).reshape(cell.w.shape), jnp.ones_like(cell.w)
+    ratios = []
+    with jax.numpy_dtype_promotion("standard"):
+        for gradient in (small, 1e12 * small):
+            slopes = jnp.asarray(gradient, cell.dtype)
+            update, _ = optimizer.update(with_recurrent(params, slopes), state, with_recurrent(params, ones))
+            ratios.append(np.asarray(jax.tree.leaves(update)[0]) / gradient)
+    factor = -float(ratios[0].ravel()[0])
+    if factor <= 0 or not np.allclose(ratios, -factor, rtol=1e-4, atol=0):
+        return None
+    return factor * learning_rate
 
 
 def _snapshot_steps(steps: int, every: int | None) -> np.ndarray:
