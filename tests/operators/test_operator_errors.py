@@ -40,6 +40,8 @@ def flow():
         (dict(params={"w": jnp.eye(4, dtype=int)}), "`w` is int64"),
         (dict(params={"w": "tanh"}), "`w` is str"),
         (dict(params=None), r"must have a method `step\(state, input\) -> state`, got function"),
+        (dict(cell=3.0, params=None, initial_state=None), "must have a method `step.*got float"),
+        (dict(cell=3.0), "must be a function step"),
         (dict(params=jnp.eye(3)), r"does not take a state of shape \(4,\) and an input of shape \(2,\)"),
         (dict(cell=lambda p, z, x: (p @ z)[:3]), r"it returned \(3,\)"),
         (dict(cell=lambda p, z, x: (p @ z, z)), "must return a state like the one it takes"),
@@ -144,10 +146,12 @@ def test_targets_are_checked(flow):
         ValueError, match=r"`mask` must have the shape of `targets`, \(3, 5, 2\), got \(3, 5\)"
     ):
         flow.predicted_change(y, jnp.ones((3, 5)))
+    with pytest.raises(ValueError, match=r"first at trial 1, step 2, output 0\. Set the mask to 0"):
+        flow.error(y.at[1, 2, 0].set(jnp.nan), jnp.ones_like(y))
     bare = operators.linearize(step, X, Z, params=W)
     with pytest.raises(ValueError, match=r"has none. Give the cell a method `readout\(state\)`"):
         bare.error(jnp.zeros((2, 3, 1)), jnp.ones((2, 3, 1)))
-    with pytest.raises(ValueError, match="`output_operator` need a readout"):
+    with pytest.raises(ValueError, match="`output_operator` needs a readout"):
         bare.output_operator()
 
 
@@ -249,5 +253,7 @@ def test_preconditioner_is_checked(flow):
         flow.preconditioned({"v": 1.0})
     with pytest.raises(ValueError, match="nonnegative"):
         flow.preconditioned({"w": -1.0})
+    with pytest.raises(ValueError, match="finite"):
+        flow.preconditioned({"w": jnp.inf})
     with pytest.raises(ValueError, match=r"must be a number or have shape \(4, 4\)"):
         flow.preconditioned({"w": jnp.ones(3)})

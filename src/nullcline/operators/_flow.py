@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Shaped
 
 from ._linearization import Slopes, slopes, tangent_step
-from ._model import Model, as_model
+from ._model import Model, as_model, check_cell
 from ._operator import AbstractOperator, Product, Space, is_concrete
 from ._parameter import OutputTangent, ParameterOperator, ParameterTangent, gram, parameter_operator
 from ._propagator import InitialTangent, Propagator
@@ -43,7 +43,7 @@ class Flow(eqx.Module):
     @property
     def output_space(self) -> Space:
         """Trajectories of the output."""
-        self._need_readout("Output operators")
+        self._need_readout("The error")
         outputs = jax.eval_shape(lambda z: self.model.output({}, z), self.initial_state[0]).shape[0]
         return Space(self.weights, self.origin, self.trials, "outputs", (*self.states.shape[:2], outputs))
 
@@ -194,11 +194,20 @@ class Flow(eqx.Module):
             raise ValueError(
                 f"`mask` must have the shape of `targets`, {shape}, got {tuple(jnp.shape(mask))}."
             )
+        if is_concrete(targets, mask):
+            counts = np.asarray(mask) != 0
+            bad = counts & ~(np.isfinite(np.asarray(targets)) & np.isfinite(np.asarray(mask)))
+            if bad.any():
+                trial, step, output = np.argwhere(bad)[0]
+                raise ValueError(
+                    f"`targets` or `mask` are not finite where the mask counts, first at trial {trial}, step "
+                    f"{step}, output {output}. Set the mask to 0 where there is no target."
+                )
 
     def _need_readout(self, what: str) -> None:
         if not self.model.has_readout:
             raise ValueError(
-                f"{what} need a readout, and this model has none. Give the cell a method `readout(state)`, "
+                f"{what} needs a readout, and this model has none. Give the cell a method `readout(state)`, "
                 "or pass "
                 "`readout=(C, c)` to `linearize`."
             )
@@ -286,6 +295,7 @@ def linearize(
     -------
     The flow. A trajectory that is not finite is refused, with the trial and the step where it left.
     """
+    check_cell(cell, params)
     inputs = _check_inputs(inputs)
     single, states = _initial(cell, params, initial_state, inputs.shape[0])
     model = as_model(cell, single, inputs[0, 0], params, readout, trainable)

@@ -100,19 +100,10 @@ def as_model(
 ) -> Model:
     """Normalise a cell or a step function, for one example ``state`` and ``x``; refuse what does not fit."""
     if params is None:
-        if not callable(getattr(cell, "step", None)):
-            raise ValueError(
-                f"`cell` must have a method `step(state, input) -> state`, got {type(cell).__name__}. "
-                "For a plain function `step(params, state, input)` pass its parameters as `params=`."
-            )
         _refuse_stateful(cell)
         tree, fixed = eqx.partition(cell, eqx.is_inexact_array if trainable is None else trainable)
         function = None
     else:
-        if not callable(cell):
-            raise ValueError(
-                f"With `params=`, `cell` must be a function step(params, state, input), got {cell!r}."
-            )
         tree, fixed, function = params, None, cell
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
     names = tuple(jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in paths)
@@ -145,6 +136,24 @@ def as_model(
             "defined."
         )
     return dataclasses.replace(model, step_names=step_names, readout_names=readout_names)
+
+
+def check_cell(cell: Any, params: Any) -> None:
+    """Refuse what has no step."""
+    if params is None and not callable(getattr(cell, "step", None)):
+        is_torch = type(cell).__module__.partition(".")[0] == "torch"
+        raise ValueError(
+            f"`cell` must have a method `step(state, input) -> state`, got {type(cell).__name__}. "
+            + (
+                "Use `from_torch` for a module of PyTorch."
+                if is_torch
+                else "For a function `step(params, state, input)` pass its parameters as `params=`."
+            )
+        )
+    if params is not None and not callable(cell):
+        raise ValueError(
+            f"With `params=`, `cell` must be a function step(params, state, input), got {cell!r}."
+        )
 
 
 def _leaf(name: str, leaf: Any) -> Array:

@@ -174,7 +174,7 @@ def parameter_operator(flow: "Flow", preconditioner: Mapping[str, Any] | None = 
             raise ValueError(
                 f"`preconditioner['{name}']` must be a number or have shape {leaf.shape}, got {value.shape}."
             )
-        if is_concrete(value) and not bool(jnp.all(value >= 0)):
+        if is_concrete(value) and not bool(jnp.all((value >= 0) & jnp.isfinite(value))):
             raise ValueError(f"`preconditioner['{name}']` must be nonnegative and finite.")
         scale[name] = jnp.broadcast_to(value, leaf.shape)
     return ParameterOperator(tangent, tangent, scale, False)
