@@ -184,6 +184,8 @@ def test_glove_reader_and_coverage():
     assert corpus.coverage == 3 / 5
     with pytest.raises(ValueError, match="Line 1 of the word vectors has 2 numbers, expected width = 3"):
         recurrent.read_word_vectors(["a 1 2\n"], {"a"}, width=3)
+    with pytest.raises(ValueError, match="Line 2 of the word vectors, 'b 1 x', holds something that is not"):
+        recurrent.read_word_vectors(["a 1 2\n", "b 1 x\n"], {"b"}, width=2)
 
 
 def test_low_coverage_is_flagged(data):
@@ -209,5 +211,7 @@ def test_refusals(data, trained):
         recurrent.LSTMClassifier(model.first, model.second, model.w_out, model.b_out, jnp.zeros((3, 7)))
     with pytest.raises(ValueError, match=r"`dropout` must be in \[0, 1\), got 1.0"):
         recurrent.train_classifier(model, train, held_out=held, epochs=1, dropout=1.0, key=jr.key(0))
+    with pytest.raises(ValueError, match=r"`corpus` refers to word 18, the model has vectors of 5"):
+        recurrent.logits(eqx.tree_at(lambda m: m.vectors, model, model.vectors[:5]), train)
     with pytest.raises(ValueError, match="`ranks` must rise"):
         recurrent.truncation_curve(model, model, held, [2, 1])

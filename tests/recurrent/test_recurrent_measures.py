@@ -44,7 +44,7 @@ def test_truncation_is_the_best_approximation():
 def test_truncation_losses_are_those_of_truncated_networks():
     before, after = network()
     trials = TASK.sample(16, key=jr.key(1))
-    losses = recurrent.truncation_losses(before, after, trials, range(13))[jnp.array([0, 1, 3, 12])]
+    losses = recurrent.truncation_losses(before, after, trials)[jnp.array([0, 1, 3, 12])]
     change = recurrent.weight_change(before, after)
     expected = [
         loss_of(with_w(after, before.w + recurrent.truncate(change, rank)), trials) for rank in (0, 1, 3, 12)
@@ -128,7 +128,7 @@ def test_decompositions_of_a_batch_by_the_host():
 
 def test_refusals(key):
     before, after = network()
-    trials = TASK.sample(4, key=key)
+    trials = TASK.sample(16, key=key)
     for rank in (-1, 13):
         with pytest.raises(ValueError, match=rf"`rank` must be in 0..12 .* got {rank}"):
             recurrent.truncate(after.w, rank)
@@ -139,6 +139,11 @@ def test_refusals(key):
             recurrent.functional_rank(before, after, trials, fraction)
         with pytest.raises(ValueError, match="`fraction` must be in"):
             recurrent.epochs_to(jnp.ones(3), fraction)
+    others = recurrent.Trials(jnp.zeros((1, 3, 4)), jnp.zeros((1, 3, 1)), jnp.ones((1, 3, 1)))
+    with pytest.raises(ValueError, match="`inputs` have 4 channels, the cell takes 2"):
+        recurrent.truncation_losses(before, after, others)
+    with pytest.raises(ValueError, match="`losses` has no steps"):
+        recurrent.epochs_to(jnp.zeros(0))
     with pytest.raises(ValueError, match="`initial` and `final` must be one network"):
         recurrent.weight_change(before, network(size=5)[1])
     with pytest.raises(ValueError, match="gates have no eigenvalues"):

@@ -255,7 +255,7 @@ BAD = [
     (lambda: theory.exact_flow(*GOOD, 1.0, -jnp.ones(1)), "`taus` must be"),
     (lambda: theory.exact_flow(*GOOD, float("nan"), jnp.ones(1)), "`target` must be finite"),
     (lambda: theory.exact_flow(*GOOD, 1.0, jnp.ones(1), rank=0), "`rank` must be at least 1"),
-    (lambda: theory.exact_flow(jnp.nan * GOOD[0], *GOOD[1:], 1.0, jnp.ones(1)), "`w0` must be finite"),
+    (lambda: theory.exact_flow(jnp.nan * GOOD[0], *GOOD[1:], 1.0, jnp.ones(1)), "`w0` .* got 9 of 9 entries"),
     (lambda: theory.series(*GOOD, 1.0, -1), "`order` must be at least 0"),
     (lambda: theory.series(1.5 * jnp.eye(3), *GOOD[1:], 1.0, 2), "`w0` must have eigenvalues"),
     (lambda: theory.readout(0.1, 1.0, 1.0), "`g` must be below 1"),

@@ -221,6 +221,8 @@ def test_short_trials_are_recognized(duration, g, is_short):
         ({"snapshot_every": 0}, "`snapshot_every` must be at least 1"),
         ({"trainable": ("w", "bias")}, r"`trainable` must name some of \['w_in', 'w', 'w_out'\]"),
         ({"fraction": 1.0}, r"`fraction` must be in \(0, 1\)"),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be positive and finite, got nan"),
+        ({"learning_rate": jnp.zeros(())}, "`learning_rate` must be positive and finite, got 0.0"),
     ],
 )
 def test_refusals(changed, message):

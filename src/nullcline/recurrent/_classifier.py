@@ -166,10 +166,21 @@ def logits(
     model: LSTMClassifier, corpus: Corpus, *, batch_size: int = 256
 ) -> Float[np.ndarray, " sentences"]:
     """Logits of all sentences, without dropout."""
+    _check_corpus(model, corpus)
     values = np.zeros(len(corpus))
     for rows, tokens, lengths, _, _ in _batches(corpus, batch_size, np.arange(len(corpus)), pool=len(corpus)):
         values[rows] = np.asarray(_logits(model, jnp.asarray(tokens), jnp.asarray(lengths)))[: len(rows)]
     return values
+
+
+def _check_corpus(model: LSTMClassifier, corpus: Corpus) -> None:
+    # A lookup beyond the table would give its last row without a word.
+    largest, known = int(corpus.tokens.max()), model.vectors.shape[0]
+    if largest >= known:
+        raise ValueError(
+            f"`corpus` refers to word {largest}, the model has vectors of {known}: encode the sentences with "
+            "the word vectors that the model was made with."
+        )
 
 
 def accuracy(model: LSTMClassifier, corpus: Corpus) -> float:
@@ -283,6 +294,7 @@ def train_classifier(
         Random key of the order of sentences and of dropout.
     """
     check_sizes(batch_size=batch_size)
+    _check_corpus(model, corpus)
     if not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be in [0, 1), got {dropout}.")
     dtype = model.w_out.dtype
@@ -363,6 +375,11 @@ def truncate_blocks(
     if not set(names) <= set(BLOCKS):
         raise ValueError(f"`names` must be among {BLOCKS}, got {tuple(names)}.")
     before, after = blocks(initial), blocks(final)
+    if before[BLOCKS[0]].shape != after[BLOCKS[0]].shape:
+        raise ValueError(
+            "`initial` and `final` must be one classifier before and after training, got "
+            f"{initial.hidden} and {final.hidden} units."
+        )
     for name in names:
         base = before[name] if of == "change" else jnp.zeros_like(after[name])
         after[name] = base + truncate(after[name] - base, rank)

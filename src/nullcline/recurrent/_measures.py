@@ -15,7 +15,7 @@ from .._order import after
 from ._cells import AbstractCell
 from ._decompositions import eigenvalues, singular_values, svd
 from ._run import trial_outputs
-from ._trials import Trials, loss
+from ._trials import Trials, check_trials, loss
 
 Cell = TypeVar("Cell", bound=AbstractCell)
 
@@ -32,6 +32,8 @@ def epochs_to(losses: Float[Array, "*networks steps"], fraction: float = 0.05) -
     ``losses[k]`` is the loss before update k, so the number is also that of the updates needed.
     """
     check_fraction(fraction)
+    if losses.shape[-1] == 0:
+        raise ValueError("`losses` has no steps; give at least one.")
     is_below = losses < fraction * losses[..., :1]
     first = jnp.argmax(is_below, axis=-1).astype(losses.dtype)
     return jnp.where(jnp.any(is_below, axis=-1), first, jnp.asarray(jnp.nan, losses.dtype))
@@ -68,7 +70,7 @@ def _truncation_losses(initial, final, trials, ranks):
 
 
 def truncation_losses(
-    initial: Cell, final: Cell, trials: Trials, ranks: Sequence[int] | range = range(26)
+    initial: Cell, final: Cell, trials: Trials, ranks: Sequence[int] | range | None = None
 ) -> Float[Array, " ranks"]:
     r"""Loss of the network with :math:`W_0 + \Delta W^{(R)}` and trained in- and outputs, for each rank R.
 
@@ -79,10 +81,12 @@ def truncation_losses(
     trials
         One fixed batch for all ranks (512 trials in the document).
     ranks
-        Ranks to keep, each in 0..N.
+        Ranks to keep, each in 0..N; by default 0..25, or 0..N in a smaller network.
     """
     _check_pair(initial, final)
+    check_trials(final, trials)
     full = min(final.w.shape)
+    ranks = range(min(25, full) + 1) if ranks is None else ranks
     if len(ranks) == 0 or not all(0 <= rank <= full for rank in ranks):
         raise ValueError(f"`ranks` must be in 0..{full}, the rank of the change at most, got {list(ranks)}.")
     return _truncation_losses(initial, final, trials, jnp.asarray(list(ranks)))
@@ -98,6 +102,8 @@ def functional_rank(
     crossing counts.
     """
     check_fraction(fraction)
+    if max_rank < 0:
+        raise ValueError(f"`max_rank` must be nonnegative, got {max_rank}.")
     losses = truncation_losses(initial, final, trials, range(min(max_rank, *final.w.shape) + 1))
     return epochs_to(losses, fraction)
 
@@ -118,6 +124,7 @@ def shuffle_loss(initial: Cell, final: Cell, trials: Trials, *, key: PRNGKeyArra
     ``trials``.
     """
     _check_pair(initial, final)
+    check_trials(final, trials)
     ratio, before = _shuffle_loss(initial, final, trials, key)
     if not isinstance(before, Tracer) and before == 0:
         raise ValueError("The untrained network has no loss on these trials: a ratio to it is undefined.")

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._cells import NONLINEARITIES, AbstractCell, RateCell
-from ._trials import Trials
+from ._trials import Trials, check_inputs
 
 
 @eqx.filter_jit
@@ -44,13 +44,7 @@ def run(
     initial_state
         State before the first input, one for all trials or one each; the cell's own by default.
     """
-    if inputs.shape[2] != cell.inputs:
-        raise ValueError(f"`inputs` have {inputs.shape[2]} channels, the cell takes {cell.inputs}.")
-    if inputs.dtype != cell.dtype:
-        raise ValueError(
-            f"`inputs` are {inputs.dtype}, the cell is {jnp.dtype(cell.dtype)}; draw the trials with "
-            "`task.sample_for(cell, ...)` or `dtype=cell.dtype`."
-        )
+    check_inputs(cell, inputs)
     return _run(cell, inputs, _start(cell, inputs.shape[0], initial_state))
 
 

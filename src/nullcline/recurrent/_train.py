@@ -283,6 +283,7 @@ def _train(
     if learning_rate is None:
         learning_rate = 0.05 / cell.hidden if optimizer is None else 1.0
     learning_rate = jnp.asarray(learning_rate, cell.dtype)
+    _check_rate(learning_rate, cell.w.shape[:-2])
     optimizer = _default_optimizer() if optimizer is None else optimizer
     form = first_checkpoint(
         cell,
@@ -408,12 +409,22 @@ def _default_optimizer() -> optax.GradientTransformation:
     return optax.adam(1.0)
 
 
+def _check_rate(rate: Array, networks: tuple[int, ...]) -> None:
+    if rate.shape not in ((), networks):
+        one = "one number" if not networks else f"one number, or one for each of the {networks[0]} networks"
+        raise ValueError(f"`learning_rate` must be {one}, got shape {rate.shape}.")
+    if not np.all((np.asarray(rate) > 0) & np.isfinite(rate)):
+        raise ValueError(f"`learning_rate` must be positive and finite, got {rate}.")
+
+
 def _keys(key: Array, networks: int) -> Array:
-    if key.ndim == 0:
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    shape = key.shape if is_typed else key.shape[:-1]
+    if shape == ():
         return jax.vmap(functools.partial(jr.fold_in, key))(jnp.arange(networks))
-    if key.shape != (networks,):
+    if shape != (networks,):
         raise ValueError(
-            f"`key` must be one key, or one for each of the {networks} networks, got shape {key.shape}."
+            f"`key` must be one key, or one for each of the {networks} networks, got shape {shape}."
         )
     return key
 
@@ -456,7 +467,7 @@ def _snapshot_steps(steps: int, every: int | None) -> np.ndarray:
 def _trainable(cell: AbstractCell, names: Sequence[str] | None) -> PyTree:
     """Boolean tree of the cell, true at the arrays that are trained."""
     fields = [name for name, value in vars(cell).items() if eqx.is_array(value)]
-    names = fields if names is None else list(names)
+    names = fields if names is None else [names] if isinstance(names, str) else list(names)
     unknown = sorted(set(names) - set(fields))
     if unknown or not names:
         raise ValueError(f"`trainable` must name some of {fields}, got {names}.")

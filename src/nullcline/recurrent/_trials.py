@@ -122,6 +122,26 @@ def check_fits(cell: AbstractCell, task: AbstractTask) -> None:
         )
 
 
+def check_inputs(cell: AbstractCell, inputs: Float[Array, "batch time inputs"]) -> None:
+    """Refuse inputs that a cell cannot take."""
+    if inputs.ndim != 3:
+        raise ValueError(f"`inputs` must be (batch, time, channels), got shape {inputs.shape}.")
+    if inputs.shape[2] != cell.inputs:
+        raise ValueError(f"`inputs` have {inputs.shape[2]} channels, the cell takes {cell.inputs}.")
+    if inputs.dtype != cell.dtype:
+        raise ValueError(
+            f"`inputs` are {inputs.dtype}, the cell is {jnp.dtype(cell.dtype)}; draw the trials with "
+            "`task.sample_for(cell, ...)` or `dtype=cell.dtype`."
+        )
+
+
+def check_trials(cell: AbstractCell, trials: Trials) -> None:
+    """Refuse trials of another task than that of the cell."""
+    check_inputs(cell, trials.inputs)
+    if trials.targets.shape[2] != cell.outputs:
+        raise ValueError(f"The targets have {trials.targets.shape[2]} channels, the cell has {cell.outputs}.")
+
+
 @eqx.filter_jit
 def _draw(task: AbstractTask, batch: int, key: PRNGKeyArray, dtype: jnp.dtype) -> Trials:
     return task.draw(batch, key, dtype)

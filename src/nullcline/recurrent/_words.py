@@ -65,7 +65,13 @@ def read_word_vectors(lines: Iterable[str], words: Iterable[str], *, width: int 
             )
         if word in wanted and word not in index:
             index[word] = len(rows)
-            rows.append(np.array(numbers, dtype=float))
+            try:
+                rows.append(np.array(numbers, dtype=float))
+            except ValueError:
+                raise ValueError(
+                    f"Line {number} of the word vectors, {line.strip()[:60]!r}, holds something that is not "
+                    "a number; expected `WORD NUMBER NUMBER ...`, split by single spaces."
+                ) from None
     return WordVectors(jnp.asarray(np.stack(rows), jnp.float32), index)
 
 
@@ -124,6 +130,8 @@ def ppmi_vectors(sentences: Sequence[Sentence], *, width: int = 100, window: int
 
 def encode(sentences: Sequence[Sentence], words: WordVectors) -> Corpus:
     """Turn sentences into indices of word vectors."""
+    if not sentences:
+        raise ValueError("`sentences` is empty; give at least one.")
     lengths = np.array([len(tokens) for _, tokens in sentences])
     tokens = np.zeros((len(sentences), lengths.max()), dtype=np.int32)
     for row, (_, sentence) in enumerate(sentences):

@@ -30,8 +30,14 @@ def require_gain(g: Scalar | Float[Array, "..."]) -> None:
 def require_finite(**values: object) -> None:
     """Raise if a named value is NaN or infinite."""
     for name, value in values.items():
-        if not is_traced(value) and not np.all(np.isfinite(np.asarray(value))):
-            raise ValueError(f"`{name}` must be finite, got {value}.")
+        if is_traced(value):
+            continue
+        array = np.asarray(value)
+        count = int(np.sum(~np.isfinite(array)))
+        if count == 0:
+            continue
+        got = f"{count} of {array.size} entries that are not" if array.ndim else value
+        raise ValueError(f"`{name}` must be finite, got {got}.")
 
 
 def require_fraction(fraction: float) -> None:
@@ -69,8 +75,12 @@ def _is_contracting(matrix: np.ndarray) -> bool:
 
 def require_network(w0: Float[Array, "n n"], m: Float[Array, " n"], w: Float[Array, " n"]) -> None:
     """Raise unless (W_0, m, w) is a stable linear network that can learn; m and w may have any norm."""
-    if w0.shape[0] == 0:
-        raise ValueError("`w0` must have at least one neuron, got shape (0, 0).")
+    n = w0.shape[0] if w0.ndim else 0
+    if n == 0 or not (w0.shape == (n, n) and m.shape == w.shape == (n,)):
+        raise ValueError(
+            "`w0` must be (N, N), `m` and `w` (N,), with at least one neuron, got shapes "
+            f"{w0.shape}, {m.shape} and {w.shape}."
+        )
     require_finite(w0=w0, m=m, w=w)
     for name, vector in (("m", m), ("w", w)):
         if not is_traced(vector) and not np.any(np.asarray(vector)):
