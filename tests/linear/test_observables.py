@@ -73,6 +73,31 @@ def test_kernel_distance_without_the_kernel(case):
     )
 
 
+def test_what_is_observed_on_the_way_is_what_the_trajectory_shows(case):
+    network, task, exact = case
+
+    def seen(network):
+        def look(now, task):
+            return linear.loss(now, task), linear.ntk_distance(now, task, start=network), now.function
+
+        return linear.observe_flow(network, task, exact.times, look)
+
+    def kept(network):
+        course = linear.exact_flow(network, task, exact.times)
+        return linear.loss(course, task), linear.ntk_distance(course, task), course.function
+
+    for way in (lambda f: f(network), lambda f: jax.vmap(f)(jax.tree.map(lambda x: x[None], network))):
+        for one, other in zip(way(seen), way(kept), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+    # Not balanced: refused, and NaN where nothing can be inspected.
+    skew = linear.Network(2 * network.w1, network.w2)
+    with pytest.raises(ValueError, match="not λ-balanced"):
+        linear.observe_flow(skew, task, exact.times, linear.loss)
+    assert np.isnan(jax.jit(seen)(skew)[0]).all()
+    with pytest.raises(ValueError, match="start=network"):
+        linear.observe_flow(network, task, exact.times, linear.ntk_distance)
+
+
 def test_similarity_matrices(case):
     _, task, exact = case
     x, y = task.data

@@ -14,6 +14,7 @@ from ._depth import LayerFlow as LayerFlow
 from ._depth import deep_mode_flow as deep_mode_flow
 from ._depth import layer_flow as layer_flow
 from ._exact import exact_flow as exact_flow
+from ._exact import observe_flow as observe_flow
 from ._init import aligned as aligned
 from ._init import gaussian as gaussian
 from ._init import lambda_balanced as lambda_balanced

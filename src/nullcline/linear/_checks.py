@@ -4,6 +4,7 @@ Values are inspected only where they can be: inside a traced function (``jit``, 
 still checked, and what depends on values shows in the result instead (NaN and a ``status``).
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
@@ -17,7 +18,7 @@ def is_concrete(*values: object) -> bool:
 
 def as_float(value: object) -> Array:
     """``value`` as a floating-point array; integers and lists become floats of the default precision."""
-    array = jnp.asarray(value)
+    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
 
 

@@ -170,17 +170,38 @@ def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
     return (task.data[0].shape[1] * task.kappa) ** 2 * _inner(one, two, task.n_out)
 
 
-def ntk_distance(trajectory: Trajectory, task: Task) -> Float[Array, " time"]:
+def ntk_distance(
+    trajectory: Trajectory, task: Task, *, start: Network | None = None
+) -> Float[Array, " time"]:
     r"""Kernel distance from the start, :math:`S(t) = 1 - \langle K_0, K_t\rangle/(\|K_0\|\|K_t\|)`.
 
     0 for a lazy network, whose tangent kernel keeps its direction. On whitened inputs it depends on the
-    weights alone; samples are not needed. The kernel at ``times[0]`` is the reference.
+    weights alone; samples are not needed.
+
+    Parameters
+    ----------
+    trajectory
+        A trajectory.
+    task
+        The task whose inputs the kernel is taken on.
+    start
+        The network whose kernel is the reference; by default the state at ``times[0]``.
     """
     factors = _factors(trajectory, task)
+    g1, g2, v, u = factors
+    if start is not None:
+        _factors(start, task)
+        g1, g2 = _in_basis(v, start.w1.T)[None], _in_basis(u, start.w2)[None]
+    elif g1.shape[0] == 1:
+        raise ValueError(
+            "`trajectory` has one time only, and its distance from itself is 0. Ask for more times, or name "
+            "the network to compare with: `start=network`."
+        )
     now = _kernel_parts(factors, task)
-    start = _kernel_parts(factors._replace(g1=factors.g1[:1], g2=factors.g2[:1]), task)
-    cross, norm = _inner(start, now, task.n_out), _inner(now, now, task.n_out)
-    return 1 - cross / jnp.sqrt(norm[:1] * norm)
+    start_parts = _kernel_parts(factors._replace(g1=g1[:1], g2=g2[:1]), task)
+    cross, norm = _inner(start_parts, now, task.n_out), _inner(now, now, task.n_out)
+    first = norm[:1] if start is None else _inner(start_parts, start_parts, task.n_out)
+    return 1 - cross / jnp.sqrt(first * norm)
 
 
 def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Similarity:
