@@ -1,5 +1,7 @@
 """The studies that train networks: verdicts on made-up data, a short training of each, a missing corpus."""
 
+import itertools
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -74,6 +76,44 @@ def test_figure_1_judges(found):
     assert [sentence for sentence, verdict in unsolved.items() if verdict == "fails"] == [
         "trained networks solve the tasks: 5, 5, 4, 5, 4, 5 of five end below 2 % of L_0"
     ]
+
+
+def test_chance_of_lying_beyond_known_networks():
+    """Against all ways to choose which of nine networks are ours."""
+    for beyond in range(5):
+        ways = [set(chosen) for chosen in itertools.combinations(range(9), 4)]
+        # The largest `beyond` of the nine are ours.
+        share = np.mean([set(range(9 - beyond, 9)) <= ours for ours in ways])
+        ours = np.array([5.0] * (4 - beyond) + [np.nan] * beyond)
+        np.testing.assert_allclose(_networks.chance_of_same_law(ours, 1, 9, 5), min(1, 2 * share))
+    assert _networks.chance_of_same_law(np.zeros(5), 1, 9, 5) < 0.01
+
+
+def test_growth_with_the_size_is_noticed(found):
+    study = found["schuessler2020/figS1"]
+    shape, dims = (1, 3, 2, 5), ("task", "g", "hidden", "seed")
+    constant = {name: (dims, np.full(shape, 1.0)) for name in ("norm_change", "norm_w", "rank")}
+    coords = {"task": ["flip-flop"], "g": [0.0, 0.9, 1.8], "hidden": [64, 128], "seed": range(5)}
+    epochs = 100.0 + np.arange(5) + np.array([0.0, -2.0])[:, None]
+    for growth, expected in ((0.0, {"holds"}), (20.0, {"holds", "fails"})):
+        grown = epochs + growth * np.arange(2)[:, None]
+        data = xr.Dataset(
+            {
+                "epochs": (dims, np.broadcast_to(grown, shape)),
+                "test_loss": (dims, np.zeros(shape)),
+                **constant,
+            },
+            coords=coords,
+        )
+        assert set(verdicts(study, data).values()) == expected
+
+
+def test_the_known_fall_of_the_norm(found):
+    study = found["schuessler2020/fig2"]
+    scatter = np.array([0.9, 0.97, 1.0, 1.03, 1.1])
+    for before, verdict in ((2.4, "holds"), (2.2, "holds"), (1.2, "fails"), (6.0, "fails")):
+        norms = xr.DataArray([before * scatter, 0.8 * scatter], dims=("g", "seed"), coords={"g": [0.0, 1.5]})
+        assert study._fall(norms, "mante").verdict == verdict
 
 
 def test_networks_that_did_not_converge_enter_no_median(found):

