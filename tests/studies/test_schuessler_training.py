@@ -128,7 +128,7 @@ def test_networks_that_did_not_converge_enter_no_median(found):
             "norm_change": (dims, np.broadcast_to(2 - 0.8 * g[None, :, None, None], shape).copy()),
             "norm_w": (dims, np.broadcast_to(8 * g[None, :, None, None], shape)),
             "shuffled": (dims, np.where(np.broadcast_to(g[None, :, None, None], shape) > 0, 0.9, 0.001)),
-            "rank": (dims, np.full(shape, 4.0)),
+            "rank": (dims, np.broadcast_to(2 + 2 * g[None, :, None, None], shape).copy()),
             "test_loss": (dims, np.full(shape, 0.001)),
         },
         coords={"task": list(_networks.TASKS), "g": g, "hidden": [64], "seed": range(3)},
