@@ -159,7 +159,9 @@ def _batches(corpus: Corpus, size: int, order: np.ndarray, pool: int = 16):
 
 @eqx.filter_jit
 def _logits(model, tokens, lengths):
-    return model(tokens, lengths)
+    # All digits of float32; a GPU does not give them by default.
+    with jax.default_matmul_precision("highest"):
+        return model(tokens, lengths)
 
 
 def logits(
@@ -240,7 +242,8 @@ def _update(model, state, batch, learning_rate, dropout, key):
         losses = optax.sigmoid_binary_cross_entropy(values, labels)
         return jnp.sum(weights * losses) / jnp.sum(weights), values
 
-    (value, values), gradient = jax.value_and_grad(objective, has_aux=True)(params)
+    with jax.default_matmul_precision("highest"):
+        (value, values), gradient = jax.value_and_grad(objective, has_aux=True)(params)
     with jax.numpy_dtype_promotion("standard"):
         updates, state = _ADAM.update(gradient, state, params)
     params = jax.tree.map(lambda p, u: p + learning_rate * u, params, updates)
