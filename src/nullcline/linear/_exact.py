@@ -193,10 +193,9 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, is_isotropic, is_shar
     basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], target, lam, tolerance)
 
     nan = jnp.where(status == OK, 0, jnp.nan).astype(dtype)
-    # On CPU one chart and a few times after the other, few enough that their matrices stay in the cache.
-    is_cpu = jax.default_backend() == "cpu"
-    each = jax.lax.map if is_cpu and len(ends) > 1 else _all_at_once
-    charts = each(lambda time: make_chart(basis, time, tolerance), clock[ends - 1])
+    # On CPU few charts and few times at once, few enough that their matrices stay in the cache.
+    batch = max(1, entries // (n * hidden)) if jax.default_backend() == "cpu" else None
+    charts = _each(lambda time: make_chart(basis, time, tolerance), clock[ends - 1], batch)
     # Through the matrix that is factorized, NaN reaches every entry without another pass over them.
     charts = charts._replace(identity_gram=charts.identity_gram + nan)
 
@@ -215,27 +214,25 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, is_isotropic, is_shar
     index = jnp.searchsorted(ends, jnp.arange(count), side="right")
     # All vectors first, for all times at once: only matrices are left for the loop over times.
     scales = jax.vmap(lambda time, index: scales_at(basis, chart_of(index), time))(clock, index)
-    steps = -(-count // max(1, entries // (n * hidden))) if is_cpu else 1
-    batch = -(-count // steps)
-    padded = jax.tree.map(lambda x: _pad(x, steps * batch), (times, index, scales))
-    if steps == 1:
-        seen = jax.vmap(at)(padded)
-    else:
-        seen = jax.lax.map(at, padded, batch_size=batch if batch > 1 else None)
-    seen = jax.tree.map(lambda x: x[:count], seen)
+    seen = _each(at, (times, index, scales), batch)
     if observe is not None:
         return seen
     g1, g2 = seen
     return Trajectory(times, g1, g2, basis.v, basis.u, status)
 
 
-def _pad(array, count):
-    """Repeat the last entry: as many as whole batches take."""
-    return jnp.pad(array, ((0, count - array.shape[0]),) + ((0, 0),) * (array.ndim - 1), mode="edge")
-
-
-def _all_at_once(function, values):
-    return jax.vmap(function)(values)
+def _each(function, values, batch: int | None):
+    """``vmap`` in batches of equal size, at most that many at once; None for all."""
+    count = len(jax.tree.leaves(values)[0])
+    steps = 1 if batch is None else -(-count // batch)
+    if steps == 1:
+        return jax.vmap(function)(values)
+    batch = -(-count // steps)
+    # The last entry is repeated: a rest that fills no batch would be compiled a second time.
+    fill = [*range(count), *[count - 1] * (steps * batch - count)]
+    values = values if len(fill) == count else jax.tree.map(lambda x: x[np.array(fill)], values)
+    results = jax.lax.map(function, values, batch_size=batch if batch > 1 else None)
+    return jax.tree.map(lambda x: x[:count], results)
 
 
 def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> tuple[float, float]:
