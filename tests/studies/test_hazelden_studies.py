@@ -197,7 +197,7 @@ TINY = {
     "alignment": MEMORY,
     "figS10": {"hidden": (16,), "period": (3,), "g": (1.5,)},
     "figS11": MEMORY | {"hidden": (20,), "g": (0.1, 10.0)},
-    "figS13": MEMORY | {"hidden": (20,), "g": (0.1, 10.0)},
+    "figS13": FOUR | {"g": (0.1, 10.0)},
     "figS14": FOUR | {"g": (0.1, 10.0)},
     "figS15": FOUR | {"g": (0.1, 10.0)},
     "fig2": MEMORY | {"g": (0.1, 1.25, 1.5, 2.0)},

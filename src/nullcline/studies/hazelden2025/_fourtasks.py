@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .._lazy import eqx, jax, jnp, jr, lazily, optax
+from .._lazy import eqx, jax, jnp, jr, lazily, xr
+from ._memory import dimension_of_chaos, optimizer
 
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
@@ -28,18 +29,26 @@ def score(matrix: np.ndarray, pairs: tuple[tuple[int, int], ...]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """One training run: matrices C and M (record, task, task), test losses, PCs of the states at the ends."""
+    """One training run: matrices C and M (record, task, task), and test losses.
+
+    ``dimensions`` are PCs of the states before and after training, ``chaos`` their Kaplan–Yorke dimensions.
+    """
 
     records: np.ndarray
     cosine: np.ndarray
     interference: np.ndarray
     losses: np.ndarray
     dimensions: tuple[int, int]
+    chaos: tuple[float, float]
 
 
-@functools.cache
-def _optimizer() -> Any:
-    return optax.chain(optax.clip_by_global_norm(1e-4), optax.adam(1e-3))
+def matrices(course: Course) -> Any:
+    """The matrices of a run, as a dataset."""
+    axes = ("iteration", "task", "other")
+    return xr.Dataset(
+        {"cosine": (axes, course.cosine), "interference": (axes, course.interference)},
+        coords={"iteration": course.records, "task": list(TASKS), "other": list(TASKS)},
+    )
 
 
 def _cell(task: Any, hidden: int, scaled: str, g: float, seed: int) -> Any:
@@ -71,7 +80,7 @@ def _course(
     task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
     cell = _cell(task, hidden, scaled, g, seed)
     trials, labels = task.grid(4 * angles), task.labels(4 * angles)
-    found, dimensions = [], []
+    found, ends = [], []
 
     def measure(cell):
         cell = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell)
@@ -81,13 +90,16 @@ def _course(
         found.append((np.asarray(tasks.state_cosine), np.asarray(tasks.interference), loss))
         return flow
 
-    dimensions.append(operators.activity_dimension(measure(cell).states))
+    ends.append(measure(cell))
     result = recurrent.train(
-        cell, task, steps=steps, batch_size=batch, optimizer=_optimizer(), snapshot_every=record,
+        cell, task, steps=steps, batch_size=batch, optimizer=optimizer(), snapshot_every=record,
         report=lambda checkpoint: measure(checkpoint.cell) is None, key=jr.fold_in(jr.key(5), seed),
     )  # fmt: skip
-    dimensions.append(operators.activity_dimension(measure(result.final).states))
+    ends.append(measure(result.final))
     found.pop()
     cosine, interference, losses = (np.stack(part) for part in zip(*found, strict=True))
     records = np.concatenate([[0], result.snapshot_steps])
-    return Course(records, cosine, interference, losses, (dimensions[0], dimensions[1]))
+    before, after = ends
+    dimensions = operators.activity_dimension(before.states), operators.activity_dimension(after.states)
+    chaos = dimension_of_chaos(before, 3), dimension_of_chaos(after, 3)
+    return Course(records, cosine, interference, losses, dimensions, chaos)

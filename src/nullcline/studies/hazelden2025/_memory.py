@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._lazy import eqx, jax, jnp, jr, lazily, optax
+from .._lazy import eqx, jax, jnp, jr, lazily, optax, xr
 
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
@@ -23,6 +23,8 @@ recurrent = lazily("nullcline.recurrent")
 THRESHOLD = 1 / 60
 """Mean squared error of a converged network: 5 % of that of zero output, 1/3 (erratum to E.1)."""
 RECORD, TEST_TRIALS = 50, 30
+STAGES = ("before", "after")
+"""Of training."""
 SCALES = {"text": "normal", "code": "uniform"}
 
 
@@ -82,7 +84,8 @@ class Trained:
 
 
 @functools.cache
-def _optimizer() -> Any:
+def optimizer() -> Any:
+    """Adam after the clip of the document, in effect a normalised gradient inside Adam."""
     return optax.chain(optax.clip_by_global_norm(1e-4), optax.adam(1e-3))
 
 
@@ -99,7 +102,7 @@ def trained(setup: Setup, g: float, seeds: tuple[int, ...], keeps_snapshots: boo
         return setup.stops and bool(np.all(np.nanmin(losses, axis=0) < THRESHOLD))
 
     result = recurrent.train_many(
-        cells, setup.task, steps=setup.steps, batch_size=setup.batch, optimizer=_optimizer(),
+        cells, setup.task, steps=setup.steps, batch_size=setup.batch, optimizer=optimizer(),
         snapshot_every=RECORD, report=report, key=jr.fold_in(jr.key(2026), round(1000 * g)),
     )  # fmt: skip
     course = np.stack(losses, axis=1)
@@ -139,6 +142,47 @@ def flow_of(cell: Any, task: Any, trials: int = TEST_TRIALS) -> Any:
     """Linearise a network along noise-free trials of even angles, in float64."""
     cell = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell)
     return operators.linearize(cell, task.grid(trials).inputs)
+
+
+def measure_stages(
+    found: Trained, setup: Setup, measure: Callable[[Any], dict[str, Any]], trials: int = TEST_TRIALS
+) -> dict[str, np.ndarray]:
+    """Measure the flow of every network before and after training: arrays (seed, stage, ...)."""
+    rows = [
+        [measure(flow_of(found.one(i, stage), setup.task, trials)) for stage in STAGES]
+        for i in range(len(found.iterations))
+    ]
+    return {name: np.array([[one[name] for one in row] for row in rows]) for name in rows[0][0]}
+
+
+def as_dataset(found: Trained, seed: Any, measured: dict[str, np.ndarray], **axes: tuple[str, ...]) -> Any:
+    """What :func:`measure_stages` gave, with iterations; ``axes`` name further axes of some variables.
+
+    Of variables named ``path`` and ``shape``, which are drawn, the first network is kept.
+    """
+    variables: dict[str, Any] = {"iterations": ("seed", found.iterations)}
+    for name, values in measured.items():
+        own = axes.get(name, ())
+        is_drawn = name in ("path", "shape")
+        variables[name] = (("stage", *own), values[0]) if is_drawn else (("seed", "stage", *own), values)
+    return xr.Dataset(variables, coords={"seed": list(seed), "stage": list(STAGES)})
+
+
+def states_and_ranks(flow: Any, components: int, drawn: int) -> dict[str, Any]:
+    """Ranks of K, and of the states their dimension, shares of the first components and some paths."""
+    projection, share = principal_components(flow.states, components)
+    return {
+        "rank": kernel_ranks(flow),
+        "dimension": float(operators.activity_dimension(flow.states)),
+        "share": share,
+        "path": projection[:: len(projection) // drawn][:drawn].astype(np.float32),
+    }
+
+
+STATES_AND_RANKS = {
+    "rank": ("power",), "share": ("component",), "path": ("trial", "time", "axis"),
+}  # fmt: skip
+"""Axes of what :func:`states_and_ranks` gives."""
 
 
 def kernel_ranks(flow: Any) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import jax, lazily, xr
 from ._memory import Setup, flow_of, quietly, trained
+from ._panels import first_setting
 
 operators = lazily("nullcline.operators")
 
@@ -57,7 +58,7 @@ class AdjointAlignment(Study):
     def draw(self, data):
         """Loss, quotient and cosine against iterations."""
         scale = data.scale.values[0].item()
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0)
+        data = first_setting(data)
         fig, axes = style.figure(1, 3, width=7.8, height=2.6)
         for g, color in zip(data.g.values, style.PALETTE, strict=False):
             for seed in data.seed.values:
@@ -79,7 +80,7 @@ class AdjointAlignment(Study):
     @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Appendix E.1 and B.4; means over seeds."""
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0)
+        data = first_setting(data)
         mean = data.mean("seed")
         small = mean.sel(g=0.5)
         yield Claim(

@@ -7,23 +7,11 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from ...plotting import plot_trial
 from .. import _style as style
-from .._lazy import lazily, xr
-from ._memory import (
-    Setup,
-    dimension_of_chaos,
-    ends,
-    flow_of,
-    kernel_ranks,
-    principal_components,
-    quietly,
-    trained,
-)
-
-operators = lazily("nullcline.operators")
+from . import _memory as memory
+from ._memory import Setup, ends, quietly, trained
+from ._panels import PERIODS, draw_convergence, draw_paths, draw_shares, draw_stages, first_setting
 
 COMPONENTS, DRAWN = 60, 10
-PERIODS = (style.GREEN, style.ORANGE, style.PINK)
-STAGES = ("before", "after")
 AXIS = {"text": "g  (text: W ~ N(0, g²/N))", "code": "g  (code: g·U(±1/√N))"}
 
 
@@ -49,54 +37,36 @@ class DynamicCollapse(Study):
         """Train the networks of one g and measure them before and after."""
         setup = Setup("tanh", scale, hidden, period, batch, steps, stops)
         found = trained(setup, g, tuple(seed))
-        shape = (len(seed), len(STAGES))
-        ranks, dimensions, chaos = np.zeros((*shape, 2)), np.zeros(shape), np.zeros(shape)
-        shares = np.zeros((*shape, COMPONENTS))
-        paths = np.zeros((len(STAGES), DRAWN, 3 * period, 3), np.float32)
-        for i in range(len(seed)):
-            for j, stage in enumerate(STAGES):
-                flow = flow_of(found.one(i, stage), setup.task)
-                ranks[i, j] = kernel_ranks(flow)
-                dimensions[i, j] = operators.activity_dimension(flow.states)
-                chaos[i, j] = dimension_of_chaos(flow, 3)
-                projection, shares[i, j] = principal_components(flow.states, COMPONENTS)
-                if i == 0:
-                    paths[j] = projection[:: len(projection) // DRAWN][:DRAWN]
-        return xr.Dataset(
-            {
-                "iterations": ("seed", found.iterations),
-                "test_loss": ("seed", found.losses[:, -1]),
-                "rank": (("seed", "stage", "power"), ranks),
-                "dimension": (("seed", "stage"), dimensions),
-                "chaos": (("seed", "stage"), chaos),
-                "share": (("seed", "stage", "component"), shares),
-                "path": (("stage", "trial", "time", "axis"), paths),
-            },
-            coords={
-                "seed": list(seed), "stage": list(STAGES), "power": [1, 2],
-                "component": np.arange(1, COMPONENTS + 1),
-            },
-        )  # fmt: skip
+
+        def measure(flow):
+            chaos = memory.dimension_of_chaos(flow, 3)
+            return memory.states_and_ranks(flow, COMPONENTS, DRAWN) | {"chaos": chaos}
+
+        measured = memory.measure_stages(found, setup, measure)
+        data = memory.as_dataset(found, seed, measured, **memory.STATES_AND_RANKS)
+        data["test_loss"] = ("seed", found.losses[:, -1])
+        return data.assign_coords(power=[1, 2], component=np.arange(1, COMPONENTS + 1))
 
     @quietly
     def draw(self, data):
         """Task, convergence, rank of K; states and their dimension for a small and a large g."""
         scale, steps, period = data.scale.values[0].item(), int(data.steps[0]), int(data.period[0])
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         fig, axes = style.figure(3, 4, width=10.2, height=7.0)
         self._draw_task(axes[0, 0], period)
-        self._draw_convergence(axes[0, 1], data, steps)
+        draw_convergence(axes[0, 1], data, steps)
         for panel, power in ((axes[0, 2], 1), (axes[0, 3], 2)):
-            self._draw_rank(panel, data, power)
+            label = f"effective rank of K, power {power}"
+            draw_stages(panel, data, data["rank"].sel(power=power), ylabel=label, yscale="log")
         for row, wanted in ((1, 1.33 / np.sqrt(3)), (2, 2.33 / np.sqrt(3))):
             # The document's 1.33 and 2.33 are of the code: √3 times smaller on the axis of the text.
             near = data.sel(g=wanted * (np.sqrt(3) if scale == "code" else 1), method="nearest")
             for column, stage in ((0, "before"), (1, "after")):
-                self._draw_paths(axes[row, column], near.path.sel(stage=stage).values, period)
+                draw_paths(axes[row, column], near.path.sel(stage=stage).values, period)
                 axes[row, column].set_title(f"g = {float(near.g):.3g}, {stage} training")
-            self._draw_shares(axes[row, 2], near.isel(seed=0))
-        self._draw_dimension(axes[1, 3], data, "dimension", "PCs for 95 % of variance")
-        self._draw_dimension(axes[2, 3], data, "chaos", "Kaplan–Yorke dimension")
+            draw_shares(axes[row, 2], near.isel(seed=0))
+        draw_stages(axes[1, 3], data, data.dimension, ylabel="PCs for 95 % of variance")
+        draw_stages(axes[2, 3], data, data.chaos, ylabel="Kaplan–Yorke dimension")
         for panel in (axes[0, 1], axes[0, 2], axes[0, 3], axes[1, 3], axes[2, 3]):
             panel.set_xlabel(AXIS[scale])
         for panel, text in zip(axes.ravel(), "ABCCDDEGFFGG", strict=True):
@@ -113,58 +83,11 @@ class DynamicCollapse(Study):
             panel.axvspan(k * period, (k + 1) * period, color=PERIODS[k], alpha=0.15, lw=0)
             panel.annotate(name, ((k + 0.5) * period, 0.5), ha="center", fontsize=6)
 
-    def _draw_convergence(self, panel, data, steps):
-        met = np.isfinite(data.iterations)
-        panel.plot(data.g, data.iterations.fillna(np.inf).median("seed"), color=style.BLUE)
-        for seed in data.seed.values:
-            one, ok = data.iterations.sel(seed=seed), met.sel(seed=seed).values
-            panel.plot(data.g[ok], one[ok], ".", color=style.BLUE, ms=4, alpha=0.6)
-            panel.plot(data.g[~ok], np.full((~ok).sum(), steps), "x", color=style.VERMILION, ms=4)
-        panel.plot([], [], "x", color=style.VERMILION, label=f"not in {steps}")
-        panel.set(yscale="log", ylabel="iterations to MSE 1/60")
-        panel.legend(frameon=False, fontsize=6)
-
-    def _draw_rank(self, panel, data, power):
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-            ranks = data["rank"].sel(stage=stage, power=power)
-            met = np.isfinite(data.iterations) | (stage == "before")
-            panel.plot(data.g, ranks.where(met).median("seed"), color=color, label=f"{stage} training")
-            panel.plot(data.g, ranks.where(met).transpose("g", "seed"), ".", color=color, ms=3, alpha=0.5)
-            panel.plot(data.g, ranks.where(~met).transpose("g", "seed"), "x", color=color, ms=3)
-        panel.set(ylabel=f"effective rank of K, power {power}", yscale="log")
-        panel.legend(frameon=False, fontsize=6)
-
-    def _draw_paths(self, panel, paths, period):
-        for path in paths:
-            for k, color in enumerate(PERIODS):
-                part = path[max(k * period - 1, 0) : (k + 1) * period]
-                panel.plot(part[:, 0], part[:, 1], color=color, lw=0.7)
-            panel.plot(*path[-1, :2], "o", color=style.BLACK, ms=2.5)
-        panel.set(xlabel="PC 1", ylabel="PC 2")
-
-    def _draw_shares(self, panel, one):
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-            count = int(one.dimension.sel(stage=stage))
-            panel.plot(one.component, one.share.sel(stage=stage), color=color, label=f"{stage}: {count} PCs")
-        panel.axhline(0.95, color=style.BLACK, lw=0.6, ls=":")
-        panel.set(xlabel="principal components", ylabel="share of variance", ylim=(0, 1.03))
-        panel.set_title(f"g = {float(one.g):.3g}")
-        panel.legend(frameon=False, fontsize=6)
-
-    def _draw_dimension(self, panel, data, name, label):
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-            met = np.isfinite(data.iterations) | (stage == "before")
-            values = data[name].sel(stage=stage)
-            panel.plot(data.g, values.where(met).median("seed"), color=color, label=stage)
-            panel.plot(data.g, values.where(~met).transpose("g", "seed"), "x", color=color, ms=3)
-        panel.set(ylabel=label)
-        panel.legend(frameon=False, fontsize=6)
-
     @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Section 3.1; medians over seeds, after training over the networks that converged."""
         scale, steps = data.scale.values[0].item(), int(data.steps[0])
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         met = np.isfinite(data.iterations)
         count = f"{int(met.sum())} of {met.size} networks converged; g of the {scale}"
         # A network that did not converge took longer than all steps.

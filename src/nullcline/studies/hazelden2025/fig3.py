@@ -8,6 +8,7 @@ from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import xr
 from ._memory import Setup, flow_of, operator_spectra, rank_of, share_of_modes
+from ._panels import first_setting
 
 OPERATORS = ("K", "P", "PKP*")
 SHOWN = 30
@@ -63,7 +64,7 @@ class OperatorRanks(Study):
     def draw(self, data):
         """Three cumulative spectra at g = 1, and the ranks as shares of their dimension against g."""
         scale = data.scale.values[0].item()
-        data = data.isel(scale=0, hidden=0, period=0, trials=0)
+        data = first_setting(data)
         fig, axes = style.figure(1, 4, width=10.2, height=2.7)
         one = data.sel(g=1.0, method="nearest")
         for panel, name in zip(axes[0, :3], OPERATORS, strict=True):
@@ -98,7 +99,7 @@ class OperatorRanks(Study):
 
     def claims(self, data) -> Iterator[Claim]:
         """Observation 3.1; medians over seeds, ranks as shares of the dimension."""
-        data = data.isel(scale=0, hidden=0, period=0, trials=0)
+        data = first_setting(data)
         share = (data["rank"] / data["size"]).median("seed")
         full = data.full.median("seed")
         one = share.sel(g=1.0)

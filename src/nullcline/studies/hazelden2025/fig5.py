@@ -7,12 +7,12 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import jnp, lazily, xr
-from ._memory import Setup, flow_of, quietly, rank_of, trained
+from ._memory import STAGES, Setup, flow_of, quietly, rank_of, trained
+from ._panels import STAGE_COLORS, first_setting
 
 operators = lazily("nullcline.operators")
 
 MODES, SHOWN, DRAWN = 4, 20, 10
-STAGES = ("before", "after")
 
 
 class KernelModes(Study):
@@ -75,7 +75,7 @@ class KernelModes(Study):
         from nullcline import recurrent
 
         scale, period = data.scale.values[0].item(), int(data.period[0])
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         one = data.isel(g=0)
         fig, axes = style.figure(3, MODES, width=10.2, height=6.0)
         colors = style.shades(DRAWN)
@@ -93,7 +93,7 @@ class KernelModes(Study):
                     panel.plot(line, color=color, lw=0.8)
                 panel.set(title=f"mode {k + 1} {stage} training", xlabel="time")
         panel = axes[0, 3]
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
+        for stage, color in STAGE_COLORS.items():
             ranks = one["rank"].sel(stage=stage).median("seed").values
             label = f"{stage}: rank {ranks[0]:g} (power 1), {ranks[1]:g} (power 2)"
             panel.plot(data.mode, one.curve.sel(stage=stage).median("seed"), ".-", color=color, label=label)
@@ -108,7 +108,7 @@ class KernelModes(Study):
     @quietly
     def claims(self, data) -> Iterator[Claim]:
         """Figure 5; medians over networks that converged."""
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         kept = data.where(np.isfinite(data.iterations)).median("seed")
         small = kept.sel(g=0.5)
         before, after = (small.sel(stage=stage) for stage in STAGES)

@@ -6,12 +6,12 @@ import numpy as np
 
 from ...engine import Claim, Grid, Study
 from .. import _style as style
-from .._lazy import lazily, xr
-from ._memory import TEST_TRIALS, Setup, flow_of, kernel_ranks, quietly, trained
+from .._lazy import lazily
+from . import _memory as memory
+from ._memory import TEST_TRIALS, Setup, ends, kernel_ranks, quietly, trained
+from ._panels import STAGE_COLORS, draw_convergence, draw_stages, first_setting
 
 operators = lazily("nullcline.operators")
-
-STAGES = ("before", "after")
 
 QUICK = Grid(g=[0.1, 2.0, 4.0, 6.0, 8.0, 10.0], hidden=64, period=10, batch=32, steps=2000, stops=True,
              seed=range(2))  # fmt: skip
@@ -20,11 +20,16 @@ PAPER = Grid(g=[round(k * 10 / 49, 4) for k in range(50)], hidden=256, period=30
 
 
 class GRUSweep(Study):
-    """Convergence and effective ranks of K and P of GRUs against the initial scale g."""
+    """Convergence, effective ranks of K and P, and dimension of GRUs against the initial scale g.
+
+    ``g`` multiplies ``weight_hh`` alone, as the text says. The dimension, which the text looks up in Figure
+    S13, is here that of memory-pro; Figure S13 itself shows the four tasks.
+    """
 
     source = "hazelden2025/figS11"
     presets = {"quick": QUICK, "paper": PAPER}
     vectorized = ("seed",)
+    version = 2
     expected = {"quick": 35.0, "paper": 1_500_000.0}
     may_be_nan = ("iterations",)
 
@@ -32,56 +37,43 @@ class GRUSweep(Study):
         """Train the GRUs of one g and measure them before and after."""
         setup = Setup("gru", "code", hidden, period, batch, steps, stops)
         found = trained(setup, g, tuple(seed))
-        shape = (len(seed), len(STAGES))
-        ranks, full = np.zeros((*shape, 2)), np.zeros(shape)
-        for i in range(len(seed)):
-            for j, stage in enumerate(STAGES):
-                flow = flow_of(found.one(i, stage), setup.task)
-                ranks[i, j] = kernel_ranks(flow)
-                rank = operators.effective_rank(flow.propagator, probes=2, steps=20)
-                full[i, j] = float(rank) / flow.space.size
-        pairs = TEST_TRIALS * setup.task.time
-        return xr.Dataset(
-            {
-                "iterations": ("seed", found.iterations),
-                "rank": (("seed", "stage", "power"), ranks),
-                "kernel_share": (("seed", "stage", "power"), ranks / pairs),
-                "propagator_share": (("seed", "stage"), full),
-            },
-            coords={"seed": list(seed), "stage": list(STAGES), "power": [1, 2]},
-        )
+
+        def measure(flow):
+            ranks = np.array(kernel_ranks(flow))
+            of_p = operators.effective_rank(flow.propagator, probes=2, steps=20)
+            return {
+                "rank": ranks,
+                "kernel_share": ranks / (TEST_TRIALS * setup.task.time),
+                "propagator_share": float(of_p) / flow.space.size,
+                "dimension": float(operators.activity_dimension(flow.states)),
+            }
+
+        measured = memory.measure_stages(found, setup, measure)
+        axes = {"rank": ("power",), "kernel_share": ("power",)}
+        return memory.as_dataset(found, seed, measured, **axes).assign_coords(power=[1, 2])
 
     @quietly
     def draw(self, data):
-        """Convergence time, ranks of K with both powers, and K beside P."""
+        """Convergence time, ranks of K with both powers, K beside P, and the dimension of the states."""
         steps = int(data.steps[0])
-        data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
-        fig, axes = style.figure(1, 4, width=10.2, height=2.7)
-        met = np.isfinite(data.iterations)
-        axes[0, 0].plot(data.g, data.iterations.fillna(np.inf).median("seed"), color=style.BLUE)
-        axes[0, 0].plot(
-            data.g, data.iterations.transpose("g", "seed"), ".", color=style.BLUE, ms=4, alpha=0.6
-        )
-        late = np.where(met, np.nan, steps)
-        axes[0, 0].plot(data.g, late, "x", color=style.VERMILION, ms=4)
-        axes[0, 0].set(yscale="log", ylabel="iterations to MSE 1/60")
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-            ok = met | (stage == "before")
-            for panel, power in ((axes[0, 1], 1), (axes[0, 2], 2)):
-                ranks = data["rank"].sel(stage=stage, power=power).where(ok)
-                panel.plot(data.g, ranks.median("seed"), color=color, label=f"{stage} training")
-                panel.plot(data.g, ranks.transpose("g", "seed"), ".", color=color, ms=3, alpha=0.6)
-                panel.set(yscale="log", ylabel=f"effective rank of K, power {power}")
+        data = first_setting(data)
+        fig, axes = style.figure(1, 5, width=12.0, height=2.7)
+        draw_convergence(axes[0, 0], data, steps)
+        for panel, power in ((axes[0, 1], 1), (axes[0, 2], 2)):
+            label = f"effective rank of K, power {power}"
+            draw_stages(panel, data, data["rank"].sel(power=power), yscale="log", ylabel=label)
+        for stage, color in STAGE_COLORS.items():
+            ok = np.isfinite(data.iterations) | (stage == "before")
             share = data.kernel_share.sel(stage=stage, power=1).where(ok).median("seed")
             axes[0, 3].plot(data.g, share, ".-", color=color, label=f"K, {stage}")
             share = data.propagator_share.sel(stage=stage).where(ok).median("seed")
             axes[0, 3].plot(data.g, share, ".--", color=color, label=f"P, {stage}")
         axes[0, 3].set(yscale="log", ylabel="rank / dimension, power 1")
-        for panel in axes[0, 1:]:
-            panel.legend(frameon=False, fontsize=6)
+        axes[0, 3].legend(frameon=False, fontsize=6)
+        draw_stages(axes[0, 4], data, data.dimension, ylabel="PCs for 95 % of variance", ylim=(0, None))
         for panel in axes[0]:
             panel.set_xlabel("g  (code)")
-        for panel, text in zip(axes[0], "ABB ", strict=True):
+        for panel, text in zip(axes[0], "ABB  ", strict=True):
             style.letter(panel, text.strip())
         fig.suptitle("GRUs on memory-pro, g of the code (on W_hh)", fontsize=9)
         return fig
@@ -90,7 +82,7 @@ class GRUSweep(Study):
     def claims(self, data) -> Iterator[Claim]:
         """Appendix E.1; medians over seeds."""
         steps = int(data.steps[0])
-        data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         times = data.iterations.fillna(2 * steps).median("seed")
 
         def at(g):
@@ -136,4 +128,22 @@ class GRUSweep(Study):
             erratum="From g about 6 on P collapses to a few per cent of its dimension, and K has the larger "
             "share.",
             note="untrained, share of K (power 1) over that of P in the full space, the least from g = 6 on",
+        )
+        met = np.isfinite(data.iterations)
+        for stage, factor in (("before", 5), ("after", 2)):
+            kept = data.dimension.sel(stage=stage).where(met | (stage == "before")).median("seed")
+            first, last = ends(kept)
+            yield Claim(
+                f"the dimension of the activity grows with g, {stage} training",
+                measured=last / first,
+                at_least=factor,
+                source="Appendix E.1",
+                note=f"PCs at the largest g, {last:g}, over those at the smallest, {first:g}",
+            )
+        yield Claim(
+            "a larger range of g than for the RNN is needed: untrained GRUs at g = 2 are low-dimensional",
+            measured=float(before.dimension.sel(g=2.0, method="nearest")),
+            at_most=8,
+            source="Appendix E.1",
+            note="PCs for 95 % of the variance",
         )

@@ -6,14 +6,11 @@ import numpy as np
 
 from ...engine import Claim, Grid, Study
 from .. import _style as style
-from .._lazy import lazily, xr
-from ._memory import Setup, ends, flow_of, kernel_ranks, principal_components, quietly, trained
+from . import _memory as memory
+from ._memory import STAGES, Setup, ends, quietly, trained
+from ._panels import draw_paths, draw_shares, first_setting
 
-operators = lazily("nullcline.operators")
-
-STAGES = ("before", "after")
 COMPONENTS, DRAWN = 40, 10
-PERIODS = (style.GREEN, style.ORANGE, style.PINK)
 
 
 class ReluNetworks(Study):
@@ -38,57 +35,26 @@ class ReluNetworks(Study):
         """Train the networks of one kind and g and measure them before and after."""
         setup = Setup(cell, scale, hidden, period, batch, steps, stops)
         found = trained(setup, g, tuple(seed))
-        shape = (len(seed), len(STAGES))
-        ranks, dimensions = np.zeros((*shape, 2)), np.zeros(shape)
-        shares = np.zeros((*shape, COMPONENTS))
-        paths = np.zeros((len(STAGES), DRAWN, 3 * period, 3), np.float32)
-        for i in range(len(seed)):
-            for j, stage in enumerate(STAGES):
-                flow = flow_of(found.one(i, stage), setup.task)
-                ranks[i, j] = kernel_ranks(flow)
-                dimensions[i, j] = operators.activity_dimension(flow.states)
-                projection, shares[i, j] = principal_components(flow.states, COMPONENTS)
-                if i == 0:
-                    paths[j] = projection[:: len(projection) // DRAWN][:DRAWN]
-        return xr.Dataset(
-            {
-                "iterations": ("seed", found.iterations),
-                "rank": (("seed", "stage", "power"), ranks),
-                "dimension": (("seed", "stage"), dimensions),
-                "share": (("seed", "stage", "component"), shares),
-                "path": (("stage", "trial", "time", "axis"), paths),
-            },
-            coords={
-                "seed": list(seed), "stage": list(STAGES), "power": [1, 2],
-                "component": np.arange(1, COMPONENTS + 1),
-            },
-        )  # fmt: skip
+        measured = memory.measure_stages(
+            found, setup, lambda flow: memory.states_and_ranks(flow, COMPONENTS, DRAWN)
+        )
+        data = memory.as_dataset(found, seed, measured, **memory.STATES_AND_RANKS)
+        return data.assign_coords(power=[1, 2], component=np.arange(1, COMPONENTS + 1))
 
     @quietly
     def draw(self, data):
         """States of ReLU networks at a small and a large g, their dimension, and K beside tanh."""
         scale, period = data.scale.values[0].item(), int(data.period[0])
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         fig, axes = style.figure(2, 4, width=10.2, height=5.0)
         relu = data.sel(cell="relu")
         root = np.sqrt(3) if scale == "text" else 1
         for row, wanted in enumerate((1.5 / root, 3.0 / root)):
             near = relu.sel(g=wanted, method="nearest")
             for column, stage in enumerate(STAGES):
-                panel = axes[row, column]
-                for path in near.path.sel(stage=stage).values:
-                    for k, color in enumerate(PERIODS):
-                        part = path[max(k * period - 1, 0) : (k + 1) * period]
-                        panel.plot(part[:, 0], part[:, 1], color=color, lw=0.7)
-                    panel.plot(*path[-1, :2], "o", color=style.BLACK, ms=2.5)
-                panel.set(xlabel="PC 1", ylabel="PC 2", title=f"ReLU, g = {float(near.g):.3g}, {stage}")
-            panel = axes[row, 2]
-            for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-                one = near.isel(seed=0).sel(stage=stage)
-                panel.plot(near.component, one.share, color=color, label=f"{stage}: {int(one.dimension)} PCs")
-            panel.axhline(0.95, color=style.BLACK, lw=0.6, ls=":")
-            panel.set(xlabel="principal components", ylabel="share of variance", ylim=(0, 1.03))
-            panel.legend(frameon=False, fontsize=6)
+                draw_paths(axes[row, column], near.path.sel(stage=stage).values, period)
+                axes[row, column].set_title(f"ReLU, g = {float(near.g):.3g}, {stage}")
+            draw_shares(axes[row, 2], near.isel(seed=0))
         for row, power in enumerate((1, 2)):
             panel = axes[row, 3]
             for cell, color in (("relu", style.VERMILION), ("tanh", style.BLUE)):
@@ -108,7 +74,7 @@ class ReluNetworks(Study):
     def claims(self, data) -> Iterator[Claim]:
         """Appendix E.1, ReLU; medians, after training over networks that converged."""
         scale, steps = data.scale.values[0].item(), int(data.steps[0])
-        data = data.isel(scale=0, hidden=0, period=0, batch=0, steps=0, stops=0)
+        data = first_setting(data)
         met = np.isfinite(data.iterations)
         times = data.iterations.fillna(2 * steps).median("seed").sel(cell="relu")
         yield Claim(
@@ -127,9 +93,14 @@ class ReluNetworks(Study):
                 measured=ends(ratio)[1],
                 at_most=1,
                 source="Appendix E.1",
-                erratum="Not reproduced: after training K of ReLU networks has rank 7 to 13 (power 1) and 1 "
-                "to 3 (power 2), of tanh networks at the same g 6 to 19 and 2 to 5.",
-                note="rank for ReLU over that for tanh after training, at the largest g",
+                erratum="Not reproduced: after training at large g, K of ReLU networks has no higher rank "
+                "than K of tanh networks.",
+                note="rank for ReLU over that for tanh after training, at the largest g; over all g "
+                + ", ".join(
+                    f"{cell} {float(one.min()):g} to {float(one.max()):g}"
+                    for cell in ("relu", "tanh")
+                    for one in [after.sel(cell=cell, power=power)]
+                ),
             )
         threshold = np.sqrt(2) * (1 if scale == "text" else np.sqrt(3))
         before = data["rank"].sel(stage="before", power=1, cell="relu").median("seed")

@@ -1,4 +1,4 @@
-"""Figure S13: the dimension of the activity of GRUs against g."""
+"""Figure S13: the dimension of the activity of GRUs on four tasks against g."""
 
 from collections.abc import Iterator
 
@@ -6,77 +6,83 @@ import numpy as np
 
 from ...engine import Claim, Study
 from .. import _style as style
-from .._lazy import lazily, xr
-from ._memory import Setup, ends, flow_of, quietly, trained
-from .figs11 import PAPER, QUICK, STAGES
-
-operators = lazily("nullcline.operators")
+from .._lazy import xr
+from ._fourtasks import course
+from ._panels import STAGE_COLORS, first_setting, scaled_weights
+from .figs14 import PAPER, QUICK
 
 
 class GRUDimension(Study):
-    """Dimension of the states of GRUs before and after training on memory-pro, against g."""
+    """Dimension of the states of GRUs before and after training on four tasks, against g.
+
+    The networks of Figures S14 and S15, whose docstrings say what g multiplies and what differs from the
+    document. The same for memory-pro alone is in Figure S11.
+    """
 
     source = "hazelden2025/figS13"
     presets = {"quick": QUICK, "paper": PAPER}
-    vectorized = ("seed",)
-    expected = {"quick": 20.0, "paper": 1_500_000.0}
-    may_be_nan = ("iterations",)
+    version = 2
+    expected = {"quick": 45.0, "paper": 2_500_000.0}
 
-    def compute(self, g, hidden, period, batch, steps, stops, seed):
-        """Train the GRUs of one g and count the components of their states."""
-        setup = Setup("gru", "code", hidden, period, batch, steps, stops)
-        found = trained(setup, g, tuple(seed))
-        dimension = [
-            [
-                operators.activity_dimension(flow_of(found.one(i, stage), setup.task).states)
-                for stage in STAGES
-            ]
-            for i in range(len(seed))
-        ]
+    def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
+        """Train one GRU and measure its states before and after."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
         return xr.Dataset(
             {
-                "iterations": ("seed", found.iterations),
-                "dimension": (("seed", "stage"), np.asarray(dimension, float)),
+                "dimension": ("stage", np.asarray(found.dimensions, float)),
+                "chaos": ("stage", np.asarray(found.chaos)),
+                "loss": ("stage", found.losses[[0, -1]]),
             },
-            coords={"seed": list(seed), "stage": list(STAGES)},
+            coords={"stage": list(STAGE_COLORS)},
         )
 
-    @quietly
     def draw(self, data):
-        """Principal components before and after training."""
-        data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
-        fig, axes = style.figure(1, 1, width=3.4, height=2.6)
-        panel = axes[0, 0]
-        for stage, color in (("before", style.GREY), ("after", style.BLUE)):
-            ok = np.isfinite(data.iterations) | (stage == "before")
-            values = data.dimension.sel(stage=stage).where(ok)
-            panel.plot(data.g, values.median("seed"), color=color, label=f"{stage} training")
-            panel.plot(data.g, values.transpose("g", "seed"), ".", color=color, ms=4, alpha=0.6)
-        panel.set(xlabel="g  (code)", ylabel="PCs for 95 % of variance", ylim=(0, None))
-        panel.set_title("GRUs on memory-pro, g of the code", fontsize=8)
-        panel.legend(frameon=False)
+        """Principal components, Kaplan–Yorke dimension and loss before and after training."""
+        weights, data = scaled_weights(data), first_setting(data)
+        fig, axes = style.figure(1, 3, width=7.8, height=2.6)
+        shown = {
+            "dimension": "PCs for 95 % of variance",
+            "chaos": "Kaplan–Yorke dimension",
+            "loss": "test loss (MSE)",
+        }
+        for panel, (name, label) in zip(axes[0], shown.items(), strict=True):
+            for stage, color in STAGE_COLORS.items():
+                values = data[name].sel(stage=stage)
+                panel.plot(data.g, values.median("seed"), color=color, label=f"{stage} training")
+                panel.plot(data.g, values.transpose("g", "seed"), ".", color=color, ms=4, alpha=0.6)
+            panel.set(xlabel="g  (code)", ylabel=label)
+        axes[0, 2].set_yscale("log")
+        axes[0, 0].legend(frameon=False)
+        fig.suptitle(f"GRUs on four tasks, {weights}", fontsize=9)
         return fig
 
-    @quietly
     def claims(self, data) -> Iterator[Claim]:
-        """Figure S13; medians, after training over networks that converged."""
-        data = data.isel(hidden=0, period=0, batch=0, steps=0, stops=0)
-        met = np.isfinite(data.iterations)
+        """Figure S13; medians over seeds."""
+        data = first_setting(data).median("seed")
         for stage, factor in (("before", 5), ("after", 2)):
-            kept = data.dimension.sel(stage=stage).where(met | (stage == "before")).median("seed")
-            first, last = ends(kept)
+            values = data.dimension.sel(stage=stage)
+            first, last = float(values[0]), float(values[-1])
             yield Claim(
                 f"the dimension of the activity grows with g, {stage} training",
                 measured=last / first,
                 at_least=factor,
                 source="Fig. S13",
-                note=f"PCs at the largest g, {last:g}, over those at the smallest, {first:g}",
+                note=f"PCs at the largest g, {last:g}, over those at the smallest, {first:g}; test losses "
+                + ", ".join(f"{float(v):.2g}" for v in data.loss.sel(stage=stage)),
             )
-        before = data.dimension.sel(stage="before").median("seed")
+        chaos = data.chaos.sel(stage="before")
         yield Claim(
-            "a larger range of g than for the RNN is needed: untrained GRUs at g = 2 are low-dimensional",
-            measured=float(before.sel(g=2.0, method="nearest")),
-            at_most=8,
+            "a larger range of g than for the RNN is needed: no chaos before training for g up to 3",
+            measured=float(chaos.sel(g=slice(None, 3.0)).max()),
+            at_most=1,
             source="Fig. S13",
-            note="PCs for 95 % of the variance",
+            note="largest Kaplan–Yorke dimension of these g; by g: "
+            + ", ".join(f"{float(v):.3g}" for v in chaos),
+        )
+        yield Claim(
+            "the largest Lyapunov dimension is reached for g around 10",
+            measured=float(chaos.g[int(chaos.argmax("g"))]),
+            at_least=7,
+            source="Fig. S13",
+            note="g with the largest Kaplan–Yorke dimension before training",
         )
