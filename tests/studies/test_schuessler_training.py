@@ -177,6 +177,46 @@ def test_trials_are_drawn():
         plotting.plot_trials(trials, outputs=np.zeros((2, 100, 3)))
 
 
+def test_networks_of_a_batch_are_those_trained_alone(monkeypatch):
+    """On an accelerator: every strength and seed is drawn, trained and measured with the keys of its seed."""
+    import types
+
+    import jax.numpy as jnp
+    import jax.random as jr
+
+    from nullcline import recurrent
+
+    seen = {}
+
+    def cell(task, hidden, g, key):
+        drawn = jr.key_data(key).astype(float)
+        return recurrent.RateCell(drawn[None], g * jnp.ones((2, 2)), jnp.zeros((2, 2)))
+
+    def train_many(cells, task, *, steps, key):
+        seen["trials"] = jr.key_data(key)
+        return types.SimpleNamespace(initial=cells, final=cells, losses=np.zeros((4, steps)))
+
+    def measure(task, initial, final, losses, key):
+        trial = dict.fromkeys(("trial_inputs", "trial_outputs", "trial_targets"), initial.w_in)
+        return {"w": initial.w, "w_in": initial.w_in, "key": jr.key_data(key), **trial}
+
+    monkeypatch.setattr(recurrent, "train_many", train_many)
+    monkeypatch.setattr(_networks, "_cell", cell)
+    monkeypatch.setattr(_networks, "_measure", measure)
+    batch = _networks._batch.__wrapped__("romo", 2, (0.3, 0.9), (3, 4))
+    assert list(batch) == [(0.3, 3), (0.3, 4), (0.9, 3), (0.9, 4)]
+    for index, ((g, seed), found) in enumerate(batch.items()):
+        key = _networks._key("romo", seed)
+        np.testing.assert_array_equal(found["w"], g)
+        np.testing.assert_array_equal(found["w_in"][0], jr.key_data(key))
+        np.testing.assert_array_equal(seen["trials"][index], jr.key_data(jr.fold_in(key, 1)))
+        np.testing.assert_array_equal(found["key"], jr.key_data(jr.fold_in(key, 2)))
+    # What is trained together: the strengths of the document at its size, and those of Figure S1.
+    assert _networks._company("flip-flop", 0.9, 256) == (0.0, 0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2.1)
+    assert _networks._company("romo", 0.9, 512) == (0.0, 0.9, 1.8)
+    assert _networks._company("romo", 0.7, 512) == (0.7,)
+
+
 @pytest.mark.slow
 def test_short_trainings_give_what_the_figures_need(found, monkeypatch, tmp_path):
     """Every training study on a few epochs: the whole way from `compute` to figure and claims."""
@@ -184,6 +224,7 @@ def test_short_trainings_give_what_the_figures_need(found, monkeypatch, tmp_path
     from nullcline.studies.schuessler2020 import fig1
 
     monkeypatch.setattr(_networks, "EPOCHS", {"flip-flop": 5, "mante": 5, "romo": 6000})
+    monkeypatch.setattr(_networks, "TEST_TRIALS", 32)
     monkeypatch.setitem(fig1.HIDDEN, "small", dict.fromkeys(_networks.TASKS, 41))
     for name, overrides in (
         ("fig2", {"task": ("flip-flop",), "g": (0.0, 1.2), "hidden": (41,), "seed": (0,)}),
