@@ -21,28 +21,55 @@ def objective(network, task, times=TIMES):
     return jnp.sum(jnp.sin(weights) * exact.qqt)
 
 
-def check_derivative(function, point, direction, step=1e-5):
-    """Forward and reverse derivatives against central differences of fourth order."""
-    forward = jax.jit(lambda p: jax.jvp(function, (p,), (direction,))[1])(point)
-    reverse = jnp.vdot(jax.jit(jax.grad(function))(point), direction)
-    values = [jax.jit(function)(point + m * step * direction) for m in (-2, -1, 1, 2)]
-    differences = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
-    # Rounding eps/step ≈ 1e-11 of the values dominates.
-    scale = max(1.0, float(jnp.abs(values[0])))
-    assert abs(float(forward - reverse)) < 1e-9 * scale
-    assert abs(float(forward - differences)) < 1e-7 * scale
+class Derivatives:
+    """Forward and reverse derivatives of a function of several arrays: two programs for all directions."""
+
+    def __init__(self, function):
+        self.forward = jax.jit(lambda point, direction: jax.jvp(function, point, direction))
+        self.reverse = jax.jit(jax.grad(lambda point: function(*point)))
+
+    def check(self, point, direction, step=1e-5):
+        """Both against central differences of fourth order."""
+        forward = self.forward(point, direction)[1]
+        pairs = zip(self.reverse(point), direction, strict=True)
+        reverse = sum(float(jnp.vdot(slope, along)) for slope, along in pairs)
+
+        def value(m):
+            moved = (p + m * step * d for p, d in zip(point, direction, strict=True))
+            return self.forward(tuple(moved), direction)[0]
+
+        values = [value(m) for m in (-2, -1, 1, 2)]
+        differences = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
+        # Rounding eps/step ≈ 1e-11 of the values dominates.
+        scale = max(1.0, float(jnp.abs(values[0])))
+        assert abs(float(forward) - reverse) < 1e-9 * scale
+        assert abs(float(forward - differences)) < 1e-7 * scale
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "lam"), [((3, 3, 3), 0.4), ((4, 2, 2), -1.2)])
-def test_gradient_in_lambda(sizes, lam):
-    task = linear.Task.from_correlation(jr.normal(jr.key(1), (sizes[2], sizes[0])))
-    key = jr.key(2)
-    check_derivative(
-        lambda value: objective(linear.lambda_balanced(*sizes, value, 0.7, key=key), task),
-        jnp.asarray(lam),
-        jnp.asarray(1.0),
-    )
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 2, 2), (2, 2, 4)])
+def test_gradients_in_lambda_the_task_and_the_times(sizes):
+    """Each alone: one derivative must not hide behind a larger one."""
+    key, sigma = jr.key(2), jr.normal(jr.key(1), (sizes[2], sizes[0]))
+
+    def function(lam, sigma, times):
+        network = linear.lambda_balanced(*sizes, lam, 0.7, key=key)
+        return objective(network, linear.Task.from_correlation(sigma), times)
+
+    derivatives = Derivatives(function)
+    nowhere, still = jnp.zeros_like(sigma), jnp.zeros_like(TIMES)
+    one, none = jnp.asarray(1.0), jnp.asarray(0.0)
+    for lam in (0.4, -1.2):
+        derivatives.check((jnp.asarray(lam), sigma, TIMES), (one, nowhere, still))
+    point = (jnp.asarray(-0.8), sigma, TIMES)
+    derivatives.check(point, (none, jr.normal(jr.key(3), sigma.shape), still))
+    times = jnp.asarray([1e-4, 0.2, 1.0, 30.0])
+    derivatives.check((*point[:2], times), (none, nowhere, jnp.asarray([1.0, 1.0, -1.0, 0.5])), 1e-6)
+    # At t = 0 only the one-sided derivative exists outside; inside it is the flow.
+    start, along = jnp.zeros(4), jnp.asarray([0.0, 0.0, 0.0, 1.0])
+    slope = derivatives.reverse((*point[:2], start))[2][3]
+    near = [derivatives.forward((*point[:2], t * along), (none, nowhere, still))[0] for t in (1e-7, 0.0)]
+    assert abs(float(slope - (near[0] - near[1]) / 1e-7)) < 1e-4 * abs(float(slope))
 
 
 def test_gradient_in_lambda_at_zero():
@@ -51,43 +78,17 @@ def test_gradient_in_lambda_at_zero():
     def function(value):
         return objective(linear.lambda_balanced(3, 3, 3, value, 0.7, key=key), task)
 
-    right, left = function(jnp.asarray(1e-5)), function(jnp.asarray(-1e-5))
-    assert abs(float(jax.grad(function)(jnp.asarray(0.0)) - (right - left) / 2e-5)) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 2, 2), (2, 2, 4)])
-def test_gradient_in_the_task(sizes):
-    sigma = jr.normal(jr.key(1), (sizes[2], sizes[0]))
-    network = linear.lambda_balanced(*sizes, -0.8, 0.7, key=jr.key(2))
-    check_derivative(
-        lambda value: objective(network, linear.Task.from_correlation(value)),
-        sigma,
-        jr.normal(jr.key(3), sigma.shape),
-    )
+    both = jax.jit(jax.value_and_grad(function))
+    (right, _), (left, _), (_, slope) = (both(jnp.asarray(value)) for value in (1e-5, -1e-5, 0.0))
+    assert abs(float(slope - (right - left) / 2e-5)) < 1e-5
 
 
 @pytest.mark.slow
 def test_gradient_in_the_data():
     task = linear.random_regression(3, 2, 7, key=jr.key(0))
     network = linear.lambda_balanced(3, 2, 2, 0.5, 0.7, key=jr.key(2))
-    check_derivative(
-        lambda y: objective(network, linear.Task(task.x, y, is_isotropic=True)),
-        task.y,
-        jr.normal(jr.key(3), task.y.shape),
-    )
-
-
-@pytest.mark.slow
-def test_gradient_in_the_times():
-    network = linear.lambda_balanced(4, 2, 2, -0.8, 0.7, key=jr.key(2))
-    task = linear.Task.from_correlation(jr.normal(jr.key(1), (2, 4)))
-    times = jnp.asarray([1e-4, 0.2, 1.0, 30.0])
-    check_derivative(lambda t: objective(network, task, t), times, jnp.asarray([1.0, 1.0, -1.0, 0.5]), 1e-6)
-    # At t = 0 only the one-sided derivative exists outside; inside it is the flow.
-    slope = jax.grad(lambda t: objective(network, task, t[None]))(jnp.asarray(0.0))
-    near = (objective(network, task, jnp.asarray([1e-7])) - objective(network, task, jnp.zeros(1))) / 1e-7
-    assert abs(float(slope - near)) < 1e-4 * abs(float(slope))
+    derivatives = Derivatives(lambda y: objective(network, linear.Task(task.x, y, is_isotropic=True)))
+    derivatives.check((task.y,), (jr.normal(jr.key(3), task.y.shape),))
 
 
 def test_vmap_is_a_loop_and_takes_thousands():
