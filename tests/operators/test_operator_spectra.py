@@ -262,7 +262,11 @@ def test_effective_rank_is_of_the_true_total():
         operators.effective_rank(few)
     with pytest.raises(ValueError, match="no known total for power 2"):
         operators.effective_rank(few, power=2)
-    assert operators.effective_rank(jnp.array([8.0, 1.0]), 0.75).rank == 1
+    one = operators.effective_rank(jnp.array([8.0, 1.0]), 0.75)
+    assert one.rank == 1 and repr(one) == (
+        "EffectiveRank(1, fraction=0.75, power=1, total=9, kind='values', method='values')"
+    )
+    assert repr(few).startswith("Spectrum(3 of 60 eigenvalues, ") and "residuals up to " in repr(few)
     close(operators.effective_rank(jnp.array([8.0, 1.0]), 0.45, interpolate=True).rank, 0.45 * 9 / 8)
 
 
@@ -273,7 +277,7 @@ def test_quadrature_estimates_the_effective_rank_with_an_error_bar():
     P = flow.propagator
     exact = operators.effective_rank(P, interpolate=True)
     found = operators.effective_rank(P, method="quadrature", probes=40, key=jr.key(5))
-    assert not found.is_exact and 0 < found.standard_error < 3
+    assert not found.is_exact and 0 < found.standard_error < 3 and " ± " in repr(found)
     # Interpolated counts of a discrete spectrum differ by up to one mode from the smoothed density.
     assert abs(found.rank - exact.rank) < 4 * found.standard_error + 1
     assert abs(found.total / exact.total - 1) < 0.2

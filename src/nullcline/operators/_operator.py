@@ -26,6 +26,11 @@ def is_concrete(*arrays: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
 
 
+def is_printable(array: Any, ndim: int) -> bool:
+    """Whether a repr can show its values: neither traced, nor batched, nor replaced by something else."""
+    return eqx.is_array(array) and is_concrete(array) and array.ndim == ndim
+
+
 class Space(eqx.Module):
     """Arrays of one shape with a weight per trial; ``origin`` and ``trials`` tell models and subsets apart.
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from . import _kernels
 from ._consensus import Consensus
 from ._krylov import expand
-from ._operator import AbstractOperator, square_root, whitened_mv, whitened_rmv
+from ._operator import AbstractOperator, is_printable, square_root, whitened_mv, whitened_rmv
 from ._parameter import ParameterOperator
 from ._spectrum import Spectrum, whole_spectrum
 
@@ -51,6 +51,15 @@ class EffectiveRank(eqx.Module):
 
     def __float__(self) -> float:
         return float(self.rank)
+
+    def __repr__(self) -> str:
+        if not is_printable(self.rank, 0):
+            return eqx.tree_pformat(vars(self))
+        error = "" if self.is_exact else f" ± {float(self.standard_error):.2g}"
+        return (
+            f"EffectiveRank({float(self.rank):g}{error}, fraction={self.fraction}, power={self.power:g}, "
+            f"total={float(self.total):.6g}, kind={self.kind!r}, method={self.method!r})"
+        )
 
 
 def effective_rank(
@@ -222,6 +231,11 @@ class Estimate(eqx.Module):
 
     value: Float[Array, ""]
     standard_error: Float[Array, ""]
+
+    def __repr__(self) -> str:
+        if not is_printable(self.value, 0):
+            return eqx.tree_pformat(vars(self))
+        return f"Estimate({float(self.value):.6g} ± {float(self.standard_error):.2g})"
 
 
 def total_variance(

@@ -11,7 +11,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import _kernels
 from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
-from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv, whitened_rmv
+from ._operator import (
+    DENSE_LIMIT,
+    AbstractOperator,
+    is_printable,
+    square_root,
+    whitened_mv,
+    whitened_rmv,
+)
 from ._parameter import ParameterOperator
 from ._propagator import acts_by_trial
 from ._symmetric import eigenvalues
@@ -52,6 +59,17 @@ class Spectrum(eqx.Module):
     kind: str = eqx.field(static=True)
     is_complete: bool = eqx.field(static=True)
     dimension: int = eqx.field(static=True)
+
+    def __repr__(self) -> str:
+        if not is_printable(self.values, 1):
+            return eqx.tree_pformat(vars(self))
+        first, last = float(self.values[0]), float(self.values[-1])
+        residual = "" if self.residuals is None else f", residuals up to {float(self.residuals.max()):.1e}"
+        late = int(np.sum(~np.asarray(self.is_converged)))
+        return (
+            f"Spectrum({len(self.values)} of {self.dimension} {self.kind}, {first:.4g} to {last:.4g}, "
+            f"method={self.method!r}{residual}{f', {late} not converged' if late else ''})"
+        )
 
     @property
     def participation_ratio(self) -> Array:
