@@ -143,7 +143,8 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        # The first sentence alone: what follows is advice on how to load the file after all.
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
         raise ValueError(
             f"{path} is not a PyTorch file of tensors alone, and nothing else is ever loaded. Save "
             f"`model.state_dict()`, not the model. ({reason})"

@@ -45,15 +45,18 @@ def _weights(data: "xr.Dataset") -> "Figure":
     left.set_ylim(bottom=max(1e-6, left.get_ylim()[0]))
     if left.lines:
         left.legend(title="effective rank", fontsize=6, title_fontsize=6, loc="upper right")
-    for name in recurrent:
+    else:
+        left.annotate("no weight changed", (0.5, 0.5), xycoords="axes fraction", ha="center")
+    for layer, name in enumerate(recurrent):
         for moment in ("before", "after"):
             values = data.weight_values.sel(weight=name, moment=moment).dropna("weight_mode").values
-            label = moment if name == recurrent[0] else None
-            right.plot(_ordinal(values), values, c=COLORS[moment], label=label)
+            label = moment if len(recurrent) == 1 else f"{moment}, layer {layer}"
+            look = ("-", "--", ":", "-.")[layer % 4]
+            right.plot(_ordinal(values), values, look, c=COLORS[moment], label=label)
     right.set(
         xlabel="mode",
         ylabel="singular value",
-        title="recurrent weights" + (", all layers" if len(recurrent) > 1 else ""),
+        title="recurrent weights",
     )
     right.set_ylim(bottom=0)
     right.legend()
