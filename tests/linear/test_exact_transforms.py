@@ -123,13 +123,14 @@ def test_charts_under_trace_keep_the_accuracy():
 
 def test_under_jit_bad_values_show_in_the_result():
     task = linear.random_regression(3, 3, 6, key=jr.key(0))
-    network = linear.gaussian(3, 3, 3, key=jr.key(1))
-    exact = jax.jit(lambda n: linear.exact_flow(n, task, TIMES))(network)
+    solve = jax.jit(lambda n, x: linear.exact_flow(n, linear.Task(x, task.y), TIMES))
+    exact = solve(linear.gaussian(3, 3, 3, key=jr.key(1)), task.x)
     assert "not balanced" in linear.STATUS[int(exact.status)] and not exact.is_ok
     assert bool(jnp.isnan(exact.qqt).all())
     balanced = linear.lambda_balanced(3, 3, 3, 1.0, key=jr.key(1))
+    assert solve(balanced, task.x).is_ok
     stretch = jnp.asarray([1.0, 2.0, 3.0])[:, None]
-    exact = jax.jit(lambda x: linear.exact_flow(balanced, linear.Task(x, task.y), TIMES))(stretch * task.x)
+    exact = solve(balanced, stretch * task.x)
     assert "not isotropic" in linear.STATUS[int(exact.status)]
     drawn = jax.jit(lambda lam: linear.lambda_balanced(2, 3, 2, lam, key=jr.key(0)))(1.0)
     assert bool(jnp.isnan(drawn.w1).all())
