@@ -80,7 +80,7 @@ def _course(
     task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
     cell = _cell(task, hidden, scaled, g, seed)
     trials, labels = task.grid(4 * angles), task.labels(4 * angles)
-    found, ends = [], []
+    found, flows = [], []
 
     def measure(cell):
         cell = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell)
@@ -88,18 +88,16 @@ def _course(
         tasks = operators.interference(flow, labels, trials.targets, trials.mask)
         loss = np.mean((np.asarray(flow.outputs) - np.asarray(trials.targets)) ** 2)
         found.append((np.asarray(tasks.state_cosine), np.asarray(tasks.interference), loss))
-        return flow
+        flows[1:] = [flow]  # the first and the latest
 
-    ends.append(measure(cell))
+    measure(cell)
     result = recurrent.train(
         cell, task, steps=steps, batch_size=batch, optimizer=optimizer(), snapshot_every=record,
-        report=lambda checkpoint: measure(checkpoint.cell) is None, key=jr.fold_in(jr.key(5), seed),
+        report=lambda checkpoint: measure(checkpoint.cell), key=jr.fold_in(jr.key(5), seed),
     )  # fmt: skip
-    ends.append(measure(result.final))
-    found.pop()
     cosine, interference, losses = (np.stack(part) for part in zip(*found, strict=True))
     records = np.concatenate([[0], result.snapshot_steps])
-    before, after = ends
+    before, after = flows[0], flows[-1]
     dimensions = operators.activity_dimension(before.states), operators.activity_dimension(after.states)
     chaos = dimension_of_chaos(before, 3), dimension_of_chaos(after, 3)
     return Course(records, cosine, interference, losses, dimensions, chaos)

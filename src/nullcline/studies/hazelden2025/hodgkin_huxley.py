@@ -55,14 +55,15 @@ class HodgkinHuxley(Study):
         voltage = np.asarray(flow.states[0, ::every, :neurons])
         windows = [round(w / dt) for w in WINDOWS]
         cosines = [truncated_cosines(flow, flow.adjoint(*losses[name]), windows) for name in LOSSES]
+        error, share = kernel_error(flow, cell)
         rate = 1e-7
         return xr.Dataset(
             {
                 "voltage": (("time", "neuron"), voltage),
                 "growth": ("time", growth),
                 "cosine": (("loss", "window"), np.array(cosines)),
-                "kernel_error": kernel_error(flow, cell),
-                "gate_share": gate_share(flow, neurons),
+                "kernel_error": error,
+                "gate_share": share,
                 "prediction_error": prediction_error(cell, flow, inputs, silence, always, rate),
                 "spikes": spikes_alone(10.0),
                 "spikes_at_rest": spikes_alone(0.0),
@@ -220,21 +221,19 @@ def _ahead() -> Any:
     return eqx.filter_jit(ahead)
 
 
-def kernel_error(flow: Any, cell: Any) -> float:
-    """Relative difference of K q from the closed form of the erratum to (101), at a random q."""
+def kernel_error(flow: Any, cell: Any) -> tuple[float, float]:
+    """Relative difference of K q from the closed form of the erratum to (101), at a random q.
+
+    And the share of K q in the gates.
+    """
     q = jr.normal(jr.key(3), flow.states.shape)
     applied = np.asarray(flow.parameter_operator @ q)[0]
     n = cell.hidden
     features = np.concatenate([flow.inputs[0], cell.synapses(flow.states_before[0, :, :n])], axis=1)
     wanted = np.zeros_like(applied)
     wanted[:, :n] = cell.dt**2 / cell.capacitance**2 * features @ (features.T @ np.asarray(q[0, :, :n]))
-    return float(np.linalg.norm(applied - wanted) / np.linalg.norm(wanted))
-
-
-def gate_share(flow: Any, neurons: int) -> float:
-    """Share of K q in the gates, at a random q."""
-    applied = np.asarray(flow.parameter_operator @ jr.normal(jr.key(3), flow.states.shape))
-    return float(np.linalg.norm(applied[..., neurons:]) / np.linalg.norm(applied))
+    share = np.linalg.norm(applied[:, n:]) / np.linalg.norm(applied)
+    return float(np.linalg.norm(applied - wanted) / np.linalg.norm(wanted)), float(share)
 
 
 def prediction_error(cell: Any, flow: Any, inputs: Any, targets: Any, mask: Any, rate: float) -> float:
