@@ -28,9 +28,9 @@ def adapter_flow(frozen, a, b, task, gamma, times):
 
 def test_standard_start_follows_the_flow():
     gamma = 0.25
-    task = linear.random_regression(5, 4, 15, key=jr.key(1))
-    frozen = jr.normal(jr.key(2), (4, 5))
-    adapter = linear.lambda_balanced(5, 2, 4, lam=-1.44, scale=0.0, key=jr.key(3))
+    task = linear.random_regression(4, 3, 12, key=jr.key(1))
+    frozen = jr.normal(jr.key(2), (3, 4))
+    adapter = linear.lambda_balanced(4, 2, 3, lam=-1.44, scale=0.0, key=jr.key(3))
     # B = 0 and orthogonal rows of norm 1.2.
     np.testing.assert_allclose(adapter.w2, 0.0, atol=0)
     np.testing.assert_allclose(adapter.w1 @ adapter.w1.T, 1.44 * jnp.eye(2), atol=1e-12)
@@ -41,9 +41,9 @@ def test_standard_start_follows_the_flow():
 
 
 def test_converges_to_the_best_low_rank_correction():
-    task = linear.Task.from_correlation(jr.normal(jr.key(1), (4, 5)))
-    frozen = jr.normal(jr.key(2), (4, 5))
-    adapter = linear.lambda_balanced(5, 2, 4, lam=-1.0, scale=0.0, key=jr.key(3))
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (3, 4)))
+    frozen = jr.normal(jr.key(2), (3, 4))
+    adapter = linear.lambda_balanced(4, 2, 3, lam=-1.0, scale=0.0, key=jr.key(3))
     flow = linear.lora_flow(frozen, adapter, task, jnp.array([1e6]), gamma=2.0, tau=3.0)
     u, s, vt = np.linalg.svd(np.asarray(task.sigma_yx - frozen))
     np.testing.assert_allclose(flow.function[0] - frozen, (u[:, :2] * s[:2]) @ vt[:2], atol=1e-10)
@@ -53,20 +53,20 @@ def test_converges_to_the_best_low_rank_correction():
 @pytest.mark.slow
 def test_scaled_inputs_and_no_frozen_part():
     """With W0 = 0 and γ = 1 fine-tuning is training; κ ≠ 1 changes nothing in that."""
-    white = linear.random_regression(5, 4, 15, key=jr.key(1))
+    white = linear.random_regression(4, 3, 12, key=jr.key(1))
     task = linear.Task(2.0 * white.x, white.y)
-    network = linear.lambda_balanced(5, 2, 4, lam=0.3, key=jr.key(3))
-    flow = linear.lora_flow(jnp.zeros((4, 5)), network, task, TIMES)
+    network = linear.lambda_balanced(4, 2, 3, lam=0.3, key=jr.key(3))
+    flow = linear.lora_flow(jnp.zeros((3, 4)), network, task, TIMES)
     np.testing.assert_allclose(flow.function, linear.exact_flow(network, task, TIMES).function, rtol=1e-12)
 
 
 def test_gaussian_adapter_is_refused_and_shapes_are_checked():
-    task = linear.random_regression(5, 4, 15, key=jr.key(1))
-    gaussian = linear.Network(jr.normal(jr.key(0), (2, 5)), jnp.zeros((4, 2)))
+    task = linear.random_regression(4, 3, 12, key=jr.key(1))
+    gaussian = linear.Network(jr.normal(jr.key(0), (2, 4)), jnp.zeros((3, 2)))
     with pytest.raises(ValueError, match="not λ-balanced"):
-        linear.lora_flow(jnp.zeros((4, 5)), gaussian, task, TIMES)
-    good = linear.lambda_balanced(5, 2, 4, lam=-1.0, scale=0.0, key=jr.key(3))
-    with pytest.raises(ValueError, match=r"`frozen` must have shape \(outputs, inputs\) = \(4, 5\)"):
-        linear.lora_flow(jnp.zeros((5, 4)), good, task, TIMES)
+        linear.lora_flow(jnp.zeros((3, 4)), gaussian, task, TIMES)
+    good = linear.lambda_balanced(4, 2, 3, lam=-1.0, scale=0.0, key=jr.key(3))
+    with pytest.raises(ValueError, match=r"`frozen` must have shape \(outputs, inputs\) = \(3, 4\)"):
+        linear.lora_flow(jnp.zeros((4, 3)), good, task, TIMES)
     with pytest.raises(ValueError, match="`gamma` must be positive"):
-        linear.lora_flow(jnp.zeros((4, 5)), good, task, TIMES, gamma=0.0)
+        linear.lora_flow(jnp.zeros((3, 4)), good, task, TIMES, gamma=0.0)
