@@ -22,6 +22,8 @@ recurrent = lazily("nullcline.recurrent")
 
 THRESHOLD = 1 / 60
 """Mean squared error of a converged network: 5 % of that of zero output, 1/3 (erratum to E.1)."""
+DOCUMENT_UNITS = 256
+"""Units of the document's networks; numbers found with smaller ones are not asked of them."""
 RECORD, TEST_TRIALS = 50, 30
 STAGES = ("before", "after")
 """Of training."""

@@ -30,7 +30,7 @@ class LyapunovDimension(Study):
         ),
     }  # fmt: skip
     vectorized = ("seed",)
-    expected = {"quick": 13.0, "paper": 900.0}
+    expected = {"quick": 13.0, "paper": 250.0}
 
     def compute(self, scale, g, hidden, period, trials, seed):
         """Dimensions of the networks of one g."""

@@ -154,16 +154,29 @@ class HodgkinHuxley(Study):
             + ", medians "
             + ", ".join(f"{float(v):.3g}" for v in growth.median("time")),
         )
-        mean = data.cosine.sel(loss="silence").mean("seed")
+        silence = data.cosine.sel(loss="silence")
         for window, low, high in ((1.0, None, 0.5), (4.0, 0.85, None), (8.0, 0.97, None)):
             yield Claim(
                 f"truncated gradients of a loss that asks for silence: a window of {window:g} ms is "
                 + ("too short" if low is None else "enough for the direction of the gradient"),
-                measured=float(mean.sel(window=window)),
+                measured=float(silence.sel(window=window).median()),
                 at_least=low,
                 at_most=high,
                 source="Appendix E.4",
-                note="cosine with the whole gradient, mean over networks",
+                note="cosine with the whole gradient, median over networks",
+            )
+        if data.seed.size >= 10:
+            worst = silence.sel(window=4.0)
+            yield Claim(
+                "truncated gradients of a loss that asks for silence: "
+                "a window of 4 ms is enough in every network",
+                measured=float(worst.min()),
+                at_most=0.5,
+                source="Appendix E.4",
+                erratum="Not in every network: where a gradient passes through a spike, it needs a longer "
+                "window.",
+                note=f"smallest cosine; {int((worst < 0.5).sum())} of {data.seed.size} networks are below "
+                f"0.5; with 8 ms the smallest is {float(silence.sel(window=8.0).min()):.2g}",
             )
         others = data.cosine.mean("seed").sel(window=WINDOWS[-1])
         yield Claim(
