@@ -86,14 +86,17 @@ def test_what_is_observed_on_the_way_is_what_the_trajectory_shows(case):
         course = linear.exact_flow(network, task, exact.times)
         return linear.loss(course, task), linear.ntk_distance(course, task), course.function
 
-    for way in (lambda f: f(network), lambda f: jax.vmap(f)(jax.tree.map(lambda x: x[None], network))):
-        for one, other in zip(way(seen), way(kept), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
-    # Not balanced: refused, and NaN where nothing can be inspected.
+    # Alone, and among others: one that is not balanced is NaN, where nothing can be inspected.
     skew = linear.Network(2 * network.w1, network.w2)
+    both = jax.tree.map(lambda *x: jnp.stack(x), network, skew)
+    many = [jax.jit(jax.vmap(f))(both) for f in (seen, kept)]
+    first = [[np.asarray(x)[0] for x in found] for found in many]
+    for pair in ((seen(network), kept(network)), first):
+        for one, other in zip(*pair, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+    assert np.isnan(np.asarray(many[0][0])[1]).all()
     with pytest.raises(ValueError, match="not λ-balanced"):
         linear.observe_flow(skew, task, exact.times, linear.loss)
-    assert np.isnan(jax.jit(seen)(skew)[0]).all()
     with pytest.raises(ValueError, match="start=network"):
         linear.observe_flow(network, task, exact.times, linear.ntk_distance)
 
