@@ -138,8 +138,8 @@ def test_figure_s12_judges_and_draws(found):
             "share": ((*axes, "stage", "component"), np.full((*shape, 2, 4), 0.9)),
             "path": ((*axes[:-1], "stage", "trial", "time", "axis"), np.zeros((*shape[:-1], 2, 3, 30, 3))),
         },
-        coords={"cell": ["relu", "tanh"], "scale": ["text"], "g": [0.5, 1.2, 1.73], "period": [10],
-                "steps": [2000], "seed": [0], "stage": ["before", "after"], "power": [1, 2],
+        coords={"cell": ["relu", "tanh"], "scale": ["text"], "g": [0.5, 1.2, 1.73], "hidden": [128],
+                "period": [10], "steps": [2000], "seed": [0], "stage": ["before", "after"], "power": [1, 2],
                 "component": range(1, 5)},
     )  # fmt: skip
     assert sorted(verdicts(study, data).values()) == ["holds", "holds", "refuted", "refuted"]
@@ -147,6 +147,9 @@ def test_figure_s12_judges_and_draws(found):
     # ReLU networks of higher rank would contradict the erratum.
     swapped = data.assign_coords(cell=["tanh", "relu"])
     assert sum(verdict == "fails" for verdict in verdicts(study, swapped).values()) == 2
+    # At the document's size power 2 finds the higher rank, so there it is the document that is asked.
+    large = swapped.assign_coords(hidden=[256])
+    assert sum(verdict == "fails" for verdict in verdicts(study, large).values()) == 1
 
 
 def test_filters_select_pairs_of_tasks():
