@@ -149,7 +149,8 @@ def test_figure_s12_judges_and_draws(found):
     assert sum(verdict == "fails" for verdict in verdicts(study, swapped).values()) == 2
     # At the document's size power 2 finds the higher rank, so there it is the document that is asked.
     large = swapped.assign_coords(hidden=[256])
-    assert sum(verdict == "fails" for verdict in verdicts(study, large).values()) == 1
+    asked = {name: verdict for name, verdict in verdicts(study, large).items() if "power 2" in name}
+    assert list(asked.values()) == ["holds"]
 
 
 def test_filters_select_pairs_of_tasks():

@@ -155,28 +155,24 @@ class HodgkinHuxley(Study):
             + ", ".join(f"{float(v):.3g}" for v in growth.median("time")),
         )
         silence = data.cosine.sel(loss="silence")
-        for window, low, high in ((1.0, None, 0.5), (4.0, 0.85, None), (8.0, 0.97, None)):
+        # Two networks of the quick preset keep the direction; of the document's ten not all do.
+        is_many = data.seed.size >= 10
+        for window, bound in ((1.0, 0.5), (4.0, 0.85), (8.0, 0.97)):
+            one = silence.sel(window=window)
+            is_short = window == WINDOWS[0]
+            is_below = is_short or is_many
             yield Claim(
                 f"truncated gradients of a loss that asks for silence: a window of {window:g} ms is "
-                + ("too short" if low is None else "enough for the direction of the gradient"),
-                measured=float(silence.sel(window=window).median()),
-                at_least=low,
-                at_most=high,
+                + ("too short" if is_short else "enough for the direction of the gradient"),
+                measured=float(one.mean()),
+                at_least=None if is_below else bound,
+                at_most=bound if is_below else None,
                 source="Appendix E.4",
-                note="cosine with the whole gradient, median over networks",
-            )
-        if data.seed.size >= 10:
-            worst = silence.sel(window=4.0)
-            yield Claim(
-                "truncated gradients of a loss that asks for silence: "
-                "a window of 4 ms is enough in every network",
-                measured=float(worst.min()),
-                at_most=0.5,
-                source="Appendix E.4",
-                erratum="Not in every network: where a gradient passes through a spike, it needs a longer "
-                "window.",
-                note=f"smallest cosine; {int((worst < 0.5).sum())} of {data.seed.size} networks are below "
-                f"0.5; with 8 ms the smallest is {float(silence.sel(window=8.0).min()):.2g}",
+                erratum="In most of ten networks, not in all: some need a longer window."
+                if is_many and not is_short
+                else "",
+                note=f"cosine with the whole gradient, mean over networks; median {float(one.median()):.2g}, "
+                f"smallest {float(one.min()):.2g}",
             )
         others = data.cosine.mean("seed").sel(window=WINDOWS[-1])
         yield Claim(
