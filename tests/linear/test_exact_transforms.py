@@ -123,7 +123,11 @@ def test_charts_under_trace_keep_the_accuracy():
 
 def test_under_jit_bad_values_show_in_the_result():
     task = linear.random_regression(3, 3, 6, key=jr.key(0))
-    solve = jax.jit(lambda n, x: linear.exact_flow(n, linear.Task(x, task.y), TIMES))
+    traced = jax.jit(lambda n, x, times, tau: linear.exact_flow(n, linear.Task(x, task.y), times, tau))
+
+    def solve(network, x, times=TIMES, tau=1.0):
+        return traced(network, x, times, tau)
+
     exact = solve(linear.gaussian(3, 3, 3, key=jr.key(1)), task.x)
     assert "not balanced" in linear.STATUS[int(exact.status)] and not exact.is_ok
     assert bool(jnp.isnan(exact.qqt).all())
@@ -132,8 +136,22 @@ def test_under_jit_bad_values_show_in_the_result():
     stretch = jnp.asarray([1.0, 2.0, 3.0])[:, None]
     exact = solve(balanced, stretch * task.x)
     assert "not isotropic" in linear.STATUS[int(exact.status)]
+    for wrong in ({"times": TIMES - 0.1}, {"times": TIMES * jnp.nan}, {"tau": 0.0}, {"tau": -1.0}):
+        exact = solve(balanced, task.x, **wrong)
+        assert "negative" in linear.STATUS[int(exact.status)] and bool(jnp.isnan(exact.qqt).all())
     drawn = jax.jit(lambda lam: linear.lambda_balanced(2, 3, 2, lam, key=jr.key(0)))(1.0)
     assert bool(jnp.isnan(drawn.w1).all())
+
+
+def test_float32_data_serve_float64_weights():
+    """Inputs that are white to single precision do not unbalance weights of double precision."""
+    data = linear.random_regression(3, 3, 6, key=jr.key(0))
+    task = linear.Task(data.x.astype(jnp.float32), data.y.astype(jnp.float32))
+    network = linear.lambda_balanced(3, 3, 3, 1.0, key=jr.key(1))
+    expected = linear.exact_flow(network, data, TIMES).function
+    for solve in (linear.exact_flow, jax.jit(linear.exact_flow)):
+        exact = solve(network, task, TIMES)
+        assert exact.is_ok and float(jnp.max(jnp.abs(exact.function - expected))) < 1e-5
 
 
 def test_float32_weights_stay_float32():

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, PyTree
 from .._order import after
 from ._basis import rounding_floor, task_basis
 from ._charts import factors, make_chart, scales_at
-from ._checks import as_float, is_concrete, require_finite, require_positive, require_times
+from ._checks import as_float, is_concrete, require_finite, require_positive, require_scalar, require_times
 from ._network import Network, balance_residual
 from ._task import Task, isotropy_tolerance
-from ._trajectory import NOT_WHITE, OK, UNBALANCED, Trajectory
+from ._trajectory import BAD_TIMES, NOT_WHITE, OK, UNBALANCED, Trajectory
 
 # A chart serves earlier times at full accuracy while l·(t* − t) ≤ 16, or down to t*/4. One for all times
 # costs four digits at worst; four charts leave errors below 1e-12.
@@ -120,6 +120,7 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     check_fit(network, task)
     require_positive("tau", tau)
     if lam is not None:
+        require_scalar("lam", lam)
         require_finite("lam", as_float(lam))
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     if tolerance is None:
@@ -140,7 +141,8 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     data = (task.x, task.y, task.correlation)
     arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
     # A task that is not traced is one for all networks, and so is its decomposition.
-    return _solve(*arrays, task.is_isotropic, is_concrete(*data), entries, observe)
+    known = (task.is_isotropic, task.is_spanning, is_concrete(*data))
+    return _solve(*arrays, known, entries, observe)
 
 
 def balance_tolerance(dtype) -> float:
@@ -149,7 +151,12 @@ def balance_tolerance(dtype) -> float:
 
 
 def check_fit(network: Network, task: Task) -> None:
-    """Raise unless the sizes of network and task agree."""
+    """Raise unless this is one network and its sizes agree with those of the task."""
+    if network.w1.ndim != 2:
+        raise ValueError(
+            f"`network` holds a batch of networks, w1 has shape {network.w1.shape}: use "
+            "`jax.vmap(lambda network: …)(networks)`."
+        )
     if (network.n_in, network.n_out) != (task.n_in, task.n_out):
         raise ValueError(
             f"`network` maps {network.n_in} inputs to {network.n_out} outputs, but `task` has "
@@ -157,22 +164,29 @@ def check_fit(network: Network, task: Task) -> None:
         )
 
 
-@partial(jax.jit, static_argnums=(8, 9, 10, 11))
-def _solve(w1, w2, data, times, ends, tau, lam, tolerance, is_isotropic, is_shared, entries, observe):
-    """One program for the whole solution, on arrays."""
+@partial(jax.jit, static_argnums=(8, 9, 10))
+def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, observe):
+    """One program for the whole solution, on arrays; ``known`` of the task: isotropic, spanning, shared."""
+    is_isotropic, is_spanning, is_shared = known
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     w1, w2, times, tau = w1.astype(dtype), w2.astype(dtype), times.astype(dtype), jnp.asarray(tau, dtype)
     tolerance = jnp.asarray(tolerance, dtype)
-    task = Task.from_correlation(data[2]) if data[0] is None else Task(*data[:2], is_isotropic=is_isotropic)
-    status = jnp.asarray(OK, jnp.int32)
+    task = (
+        Task.from_correlation(data[2])
+        if data[0] is None
+        else Task(*data[:2], is_isotropic=is_isotropic, is_spanning=is_spanning)
+    )
+    status = jnp.where((jnp.min(times) >= 0) & (tau > 0), OK, BAD_TIMES).astype(jnp.int32)
     w1t, target, clock = w1.T, task.sigma_yx.astype(dtype), times / tau
     if task.x is not None:
         sigma_xx, kappa = task.sigma_xx.astype(dtype), task.kappa.astype(dtype)
         target, clock = target / kappa, clock * kappa
         span = sigma_xx / kappa
-        w1t = span @ w1t
         gap = jnp.linalg.norm(span @ span - span) / jnp.linalg.norm(span)
-        status = jnp.where(gap <= isotropy_tolerance(dtype), status, NOT_WHITE)
+        is_white = gap <= max(isotropy_tolerance(dtype), isotropy_tolerance(task.x.dtype))
+        status = jnp.where((status == OK) & ~is_white, NOT_WHITE, status)
+        # The projector of inputs that span their space is the identity, up to the precision of the data.
+        w1t = w1t if is_spanning else span @ w1t
     seen, residual = balance_residual(Network(w1t.T, w2))
     # A λ that is rounding noise of zero would turn the saddles of zero-balanced weights into escapes.
     noise = 16 * tolerance * (jnp.sum(w1t**2) + jnp.sum(w2**2))
@@ -246,7 +260,7 @@ def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> t
         sigma_xx = x @ x.T / x.shape[1]
         kappa = float(np.sum(sigma_xx**2) / np.trace(sigma_xx))
         target = np.asarray(task.y) @ x.T / (x.shape[1] * kappa)
-        w1 = w1 @ (sigma_xx / kappa)
+        w1 = w1 if task.is_spanning else w1 @ (sigma_xx / kappa)
     for name, value in (("w1", w1), ("w2", w2), ("task", target)):
         if not np.isfinite(value).all():
             raise ValueError(f"`{name}` must be finite, got NaN or infinite entries.")

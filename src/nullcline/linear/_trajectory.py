@@ -14,8 +14,9 @@ STATUS = {
     3: "the weights diverged",
     4: "the solver took too many steps",
     5: "the solver failed",
+    6: "times are negative, or `tau` is not positive",
 }
-OK, UNBALANCED, NOT_WHITE, DIVERGED, TOO_MANY_STEPS, FAILED = range(6)
+OK, UNBALANCED, NOT_WHITE, DIVERGED, TOO_MANY_STEPS, FAILED, BAD_TIMES = range(7)
 
 
 class Trajectory(eqx.Module):
@@ -79,6 +80,9 @@ class Trajectory(eqx.Module):
 
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
+        count = self.g1.shape[0]
+        if not -count <= index < count:
+            raise ValueError(f"`index` must be one of the {count} times, got {index}.")
         return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
 
 
