@@ -2,6 +2,7 @@
 
 import contextlib
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jaxtyping
@@ -11,6 +12,7 @@ import pytest
 from nullcline import linear
 
 KEY = jr.key(0)
+COLORED = linear.Task(np.random.default_rng(0).normal(size=(3, 9)), np.ones((3, 9)))
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,10 @@ def own_messages():
 
 def square(lam=1.0):
     return linear.lambda_balanced(3, 3, 3, lam, key=KEY)
+
+
+def many():
+    return jax.vmap(lambda key: linear.lambda_balanced(3, 3, 3, 1.0, key=key))(jr.split(KEY, 2))
 
 
 def task():
@@ -83,9 +89,37 @@ def task():
             lambda: linear.ntk(square(), linear.random_regression(3, 3, 9, key=KEY), max_bytes=100),
             ["max_bytes", "ntk_distance"],
         ),
+        (lambda: linear.exact_flow(square(), task(), [1.0], lam=jnp.ones(2)), ["`lam`", "(2,)", "jax.vmap"]),
+        (lambda: linear.exact_flow(many(), task(), [1.0]), ["batch", "(2, 3, 3)", "jax.vmap"]),
         (lambda: linear.gradient_descent(square(), task(), 0.0), ["`learning_rate`"]),
         (lambda: linear.gradient_descent(square(), task(), steps=10, every=3), ["`every`", "divide"]),
         (lambda: linear.integrate_flow(square(), task(), [1.0], rtol=0.0), ["`rtol`"]),
+        (lambda: linear.Network(1j * np.ones((2, 2)), jnp.ones((2, 2))), ["real", "complex", ".real"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, jnp.ones(2), key=KEY), ["`lam`", "(2,)", "jax.vmap"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=jnp.ones(2)), ["`tau`", "(2,)", "jax.vmap"]),
+        (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=(-1.0, 2.0), key=KEY), ["`alphas`", "-1"]),
+        (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=2.0, key=KEY), ["`alphas`", "two"]),
+        (lambda: linear.whiten(jnp.ones((2, 5))), ["2 dimensions", "spans 1", "Project"]),
+        (lambda: linear.converged_state(COLORED, lam=1.0, rank=3), ["isotropic", "linear.whiten"]),
+        (lambda: linear.converged_state(task(), lam=np.nan, rank=3), ["`lam`", "nan"]),
+        (lambda: linear.can_converge(square(), COLORED), ["isotropic", "integrate_flow"]),
+        (
+            lambda: linear.can_converge(linear.gaussian(3, 3, 3, key=KEY), task()),
+            ["not λ-balanced", "1e-08", "integrate_flow"],
+        ),
+        (lambda: linear.lazy_limit(square(), COLORED, [1.0]), ["isotropic"]),
+        (
+            lambda: linear.lazy_limit(linear.gaussian(3, 3, 3, key=KEY), task(), [1.0]),
+            ["not strictly λ-balanced", "exact_flow"],
+        ),
+        (lambda: linear.exact_sequence(square(), task(), 1.0), ["`tasks`", "[task]"]),
+        (lambda: linear.mode_flow([1.0, 2.0], [0.1], [1.0]), ["`a0`", "2", "(1,)"]),
+        (lambda: linear.mode_flow([1.0], [0.1], [1.0], lam=np.nan), ["`lam`", "nan"]),
+        (lambda: linear.layer_flow([1.0], [0.1], [1.0]), ["`w0`", "(layers, modes)", "(1,)"]),
+        (
+            lambda: linear.forgetting(task(), jnp.ones((2, 3)), jnp.ones((2, 3))),
+            ["(…, 3, 3)", "(2, 3)"],
+        ),
     ],
 )
 def test_refusals(call, words):

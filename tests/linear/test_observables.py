@@ -1,5 +1,6 @@
 """Loss, kernel and similarity matrices against their definitions; descent against the flow."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -99,6 +100,15 @@ def test_what_is_observed_on_the_way_is_what_the_trajectory_shows(case):
         linear.observe_flow(skew, task, exact.times, linear.loss)
     with pytest.raises(ValueError, match="start=network"):
         linear.observe_flow(network, task, exact.times, linear.ntk_distance)
+
+
+def test_observables_of_a_batch_are_those_of_each(case):
+    _, task, exact = case
+    weaker = eqx.tree_at(lambda flow: (flow.g1, flow.g2), exact, (exact.g1[::-1], 0.5 * exact.g2))
+    batch = jax.tree.map(lambda *x: jnp.stack(x), exact, weaker)
+    together = jax.jit(lambda flow: linear.ntk_distance(flow, task))(batch)
+    for many, alone in zip(together, (exact, weaker), strict=True):
+        np.testing.assert_allclose(many, linear.ntk_distance(alone, task), atol=1e-13)
 
 
 def test_similarity_matrices(case):

@@ -110,6 +110,15 @@ def test_under_jit():
     np.testing.assert_allclose(final_loss(0.3), eager, rtol=1e-10)
 
 
+def test_a_layer_that_a_task_does_not_see_is_not_lost_in_silence():
+    """Inputs in a plane, then in the whole space: the state in between lacks what the plane does not see."""
+    network = linear.Network(1.3 * jnp.eye(3, 4), jnp.zeros((3, 3)))
+    plane = linear.Task(TASKS[0].x.at[2:].set(0), TASKS[0].y)
+    assert plane.is_isotropic and not plane.is_spanning
+    with pytest.raises(ValueError, match=r"`tasks\[0\]` span a part .*integrate_flow"):
+        linear.exact_sequence(network, [plane, TASKS[1]], DURATIONS[:2], points=4)
+
+
 def test_bad_arguments():
     network = linear.lambda_balanced(4, 3, 3, key=jr.key(0))
     with pytest.raises(ValueError, match="3 tasks and 1 durations"):

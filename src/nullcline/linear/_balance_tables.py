@@ -12,6 +12,8 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
+
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]
 
@@ -61,10 +63,11 @@ class ExpectedBalance:
         return math.inf if size == 0 else self.distance / size
 
 
-def _check_alphas(scheme: str, alphas: tuple[float, float]) -> None:
+def check_scheme(scheme: str, alphas: tuple[float, float]) -> None:
+    """Raise unless the scheme exists and ``alphas`` are two scales that belong to it."""
     if scheme not in ("lecun", "glorot", "he", "scaled"):
         raise ValueError(f"`scheme` must be 'lecun', 'glorot', 'he' or 'scaled', got {scheme!r}.")
-    if min(alphas) < 0 or not all(map(math.isfinite, alphas)):
+    if np.shape(alphas) != (2,) or min(alphas) < 0 or not all(map(math.isfinite, alphas)):
         raise ValueError(f"`alphas` must be two finite numbers, not negative, got {alphas}.")
     if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
         raise ValueError(f"`alphas` belong to scheme 'scaled'; scheme {scheme!r} has none, got {alphas}.")
@@ -93,7 +96,7 @@ def expected_balance(
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
         if size < 1:
             raise ValueError(f"`{name}` must be at least 1, got {size}.")
-    _check_alphas(scheme, alphas)
+    check_scheme(scheme, alphas)
     match scheme:
         case "lecun":
             first, second = 1 / n_in, 1 / n_hidden
@@ -136,7 +139,7 @@ def expected_lambda_limit(
     -------
     The limit; infinite where :math:`\lambda` diverges (as :math:`r/k` times the scale of the second layer).
     """
-    _check_alphas(scheme, alphas)
+    check_scheme(scheme, alphas)
     if limit not in ("r=k", "r->0", "r->inf", "k->0", "k->inf"):
         raise ValueError(f"`limit` must be 'r=k', 'r->0', 'r->inf', 'k->0' or 'k->inf', got {limit!r}.")
     if not (k > 0 and r > 0):

@@ -19,7 +19,11 @@ def is_concrete(*values: object) -> bool:
 def as_float(value: object) -> Array:
     """``value`` as a floating-point array; integers and lists become floats of the default precision."""
     array = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError(f"Weights, data and times must be real, got {array.dtype}: take `.real`.")
+    return array.astype(jnp.result_type(float))
 
 
 def require_matrix(name: str, value: Array, rows: str, columns: str) -> None:
@@ -34,18 +38,30 @@ def require_matrix(name: str, value: Array, rows: str, columns: str) -> None:
 def require_finite(name: str, value: Array) -> None:
     """Raise if ``value`` can be inspected and has an entry that is not finite."""
     if is_concrete(value) and not np.isfinite(np.asarray(value)).all():
+        if np.ndim(value) == 0:
+            raise ValueError(f"`{name}` must be finite, got {float(value)}.")
         bad = int(np.size(value) - np.isfinite(np.asarray(value)).sum())
         raise ValueError(f"`{name}` must be finite, got {bad} entries that are NaN or infinite.")
 
 
+def require_scalar(name: str, value: float | Array) -> None:
+    """Raise unless ``value`` is one number."""
+    if np.ndim(value) != 0:
+        raise ValueError(
+            f"`{name}` must be one number, got shape {np.shape(value)}. Use `jax.vmap` for several."
+        )
+
+
 def require_positive(name: str, value: float | Array) -> None:
-    """Raise if the scalar ``value`` can be inspected and is not positive and finite."""
+    """Raise unless ``value`` is one number, positive and finite where it can be inspected."""
+    require_scalar(name, value)
     if is_concrete(value) and not (np.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 
 def require_nonnegative(name: str, value: float | Array) -> None:
-    """Raise if the scalar ``value`` can be inspected and is negative or not finite."""
+    """Raise unless ``value`` is one number, nonnegative and finite where it can be inspected."""
+    require_scalar(name, value)
     if is_concrete(value) and not (np.isfinite(value) and value >= 0):
         raise ValueError(f"`{name}` must be at least 0 and finite, got {value}.")
 

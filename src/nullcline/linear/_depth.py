@@ -137,7 +137,7 @@ def deep_mode_flow(
     tau
         Time constant, the inverse learning rate.
     """
-    check_modes("u0", s, u0)
+    s, u0 = check_modes("u0", s, u0)
     require_positive("tau", tau)
     require_size("depth", depth)
     t = require_times(times) / tau
@@ -206,9 +206,10 @@ def layer_flow(
     max_steps
         Most steps the solver may take.
     """
-    check_modes("w0", s, w0)
+    s, w0 = check_modes("w0", s, w0, layers=1)
     require_positive("tau", tau)
-    t = require_times(times) / tau
+    times = require_times(times)
+    t = times / tau
     layers, is_solved = _solve_layers(s, w0, t, rtol, max_steps)
     return LayerFlow(times, layers, is_solved)
 

@@ -9,7 +9,15 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._order import after
-from ._checks import as_float, is_concrete, require_finite, require_nonnegative, require_size
+from ._balance_tables import check_scheme
+from ._checks import (
+    as_float,
+    is_concrete,
+    require_finite,
+    require_nonnegative,
+    require_scalar,
+    require_size,
+)
 from ._network import Network
 from ._task import Task
 
@@ -139,18 +147,14 @@ def gaussian(
     """
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
         require_size(name, size)
-    variances = {
+    check_scheme(scheme, alphas)
+    first, second = {
         "lecun": (1 / n_in, 1 / n_hidden),
         "he": (2 / n_in, 2 / n_hidden),
         "glorot": (2 / (n_in + n_hidden), 2 / (n_hidden + n_out)),
         "scaled": (alphas[0] ** 2 / n_in, alphas[1] ** 2 / n_hidden),
-    }
-    if scheme not in variances:
-        raise ValueError(f"`scheme` must be one of {sorted(variances)}, got {scheme!r}.")
-    if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
-        raise ValueError(f"`alphas` belong to the scheme 'scaled', got alphas={alphas} with {scheme!r}.")
+    }[scheme]
     key1, key2 = jr.split(key)
-    first, second = variances[scheme]
     w1 = np.sqrt(first) * jr.normal(key1, (n_hidden, n_in))
     w2 = np.sqrt(second) * jr.normal(key2, (n_out, n_hidden))
     return Network(w1, w2)
@@ -201,6 +205,7 @@ def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: 
         require_size("rank", rank)
         if rank > n_hidden:
             raise ValueError(f"`rank` must be at most `n_hidden` = {n_hidden}, got {rank}.")
+    require_scalar("lam", lam)
     require_finite("lam", as_float(lam))
     active = n_hidden if rank is None else rank
     if is_concrete(lam) and lam > 0 and active > n_out:

@@ -8,9 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import is_concrete, require_positive, require_size, require_times
-from ._exact import exact_flow
-from ._network import Network, balance_residual
+from ._checks import (
+    as_float,
+    is_concrete,
+    require_finite,
+    require_positive,
+    require_scalar,
+    require_size,
+    require_times,
+)
+from ._exact import balance_tolerance, check_fit, exact_flow
+from ._network import Network, balance_distance, balance_residual
 from ._task import Task
 from ._trajectory import Trajectory
 
@@ -40,6 +48,14 @@ def _spectrum(task: Task) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         np.sum(s > max(task.n_in, task.n_out) * np.finfo(s.dtype).eps * max(s[0], np.finfo(s.dtype).tiny))
     )
     return u, s, vt.T, rank
+
+
+def _require_isotropic(task: Task) -> None:
+    if task.is_isotropic is False:
+        raise ValueError(
+            "The inputs of `task` are not isotropic: the limits of training are known for isotropic inputs. "
+            "Whiten them with `linear.whiten(x)`, or use `linear.integrate_flow`, which takes any inputs."
+        )
 
 
 def converged_state(task: Task, *, lam: float, rank: int) -> State:
@@ -72,14 +88,16 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
     that end elsewhere, on a saddle: see :func:`can_converge`.
     """
     require_size("rank", rank)
+    require_scalar("lam", lam)
+    require_finite("lam", as_float(lam))
+    _require_isotropic(task)
     u, s, v, task_rank = _spectrum(task)
     span = np.asarray(task.span)
     modes = min(rank, task_rank)
     if rank < task_rank and s[rank - 1] - s[rank] <= 1e-10 * s[0]:
         raise ValueError(
             f"`rank` = {rank} cuts through equal singular values {s[rank - 1]:.6g} of the task: which "
-            "directions are "
-            "learned depends on the initial weights. Use `limit(network, task)`."
+            "directions are learned depends on the initial weights. Use `limit(network, task)`."
         )
     free = (task.n_out if lam > 0 else round(float(np.trace(span)))) - task_rank
     extra = rank - task_rank
@@ -91,8 +109,7 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
     if lam != 0 and 0 < extra < free:
         raise ValueError(
             f"{extra} of {free} directions outside the task keep strength |lam|, and which ones depends on "
-            "the "
-            "initial weights. Use `limit(network, task)`."
+            "the initial weights. Use `limit(network, task)`."
         )
     u, s, v = u[:, :modes], s[:modes], v[:, :modes]
     k = np.hypot(lam, 2 * s)
@@ -133,8 +150,18 @@ def can_converge(network: Network, task: Task) -> bool:
     """
     if not is_concrete(network.w1, network.w2, task.sigma_yx):
         raise ValueError("`can_converge` decides by values and cannot run under `jit`, `vmap` or `grad`.")
+    check_fit(network, task)
+    _require_isotropic(task)
+    # Inputs see their span alone, and balance is a matter of what they see.
+    network = Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
     q = np.asarray(network.q)
-    lam = float(balance_residual(network)[0])
+    lam, residual = map(float, balance_residual(network))
+    allowed = balance_tolerance(network.w1.dtype)
+    if residual > allowed:
+        raise ValueError(
+            f"`network` is not λ-balanced: relative residual {residual:.3g}, allowed {allowed:.0e}. Use "
+            "`linear.integrate_flow` to see where it ends."
+        )
     u, s, v, task_rank = _spectrum(task)
     tolerance = 1e-8 if s.dtype == np.float64 else 1e-4
     scale = np.linalg.norm(q, 2)
@@ -143,6 +170,7 @@ def can_converge(network: Network, task: Task) -> bool:
     if wanted == 0:
         return task_rank == 0
     half = np.hypot(s, lam / 2)
+    half = np.where(half > 0, half, 1)  # of a mode that nothing is to learn
     large, small = np.sqrt((half + abs(lam) / 2) / (2 * half)), s / np.sqrt(2 * half * (half + abs(lam) / 2))
     c, z = (small, large) if lam >= 0 else (large, small)
     overlap = (c[:, None] * v.T) @ q[: task.n_in] + (z[:, None] * u.T) @ q[task.n_in :]
@@ -182,15 +210,25 @@ def lazy_limit(network: Network, task: Task, times: Float[Array, " time"], *, ta
     same order in the change of the kernel (errata).
     """
     require_positive("tau", tau)
+    check_fit(network, task)
+    _require_isotropic(task)
     t = require_times(times) / tau * task.kappa
     lam, _ = balance_residual(network)
-    if is_concrete(lam):
+    if is_concrete(lam, task.x):
+        if not task.is_spanning:
+            raise ValueError("The lazy limit needs inputs that span their whole space; use `exact_flow`.")
+        distance = float(balance_distance(network) / jnp.sum(network.q**2)) if lam != 0 else 0.0
+        allowed = balance_tolerance(network.w1.dtype)
+        if distance > allowed:
+            raise ValueError(
+                f"`network` is not strictly λ-balanced: relative distance {distance:.3g} from "
+                f"{float(lam):.3g}·I, allowed {allowed:.0e}. Use `exact_flow` or `integrate_flow`."
+            )
         narrow, size = ("n_out", network.n_out) if lam > 0 else ("n_in", network.n_in)
         if lam == 0 or network.n_hidden != size:
             raise ValueError(
-                f"The lazy limit exists for `n_hidden` = `n_out` with λ > 0 or `n_hidden` = `n_in` with λ "
-                "< 0; got "
-                f"λ = {float(lam):.3g}, `n_hidden` = {network.n_hidden} and `{narrow}` = {size}. Use "
+                "The lazy limit exists for `n_hidden` = `n_out` with λ > 0 or `n_hidden` = `n_in` with λ < 0;"
+                f" got λ = {float(lam):.3g}, `n_hidden` = {network.n_hidden} and `{narrow}` = {size}. Use "
                 "`exact_flow`."
             )
     size, target = jnp.abs(lam), task.target

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import is_concrete, require_finite, require_positive, require_times
+from ._checks import as_float, is_concrete, require_finite, require_positive, require_times
 from ._init import balanced_strengths
 
 
@@ -38,19 +38,24 @@ class Modes(eqx.Module):
         return self.first * self.second
 
 
-def check_modes(name: str, s: Float[Array, " modes"], strengths: Float[Array, "*layers modes"]) -> None:
-    """Raise if singular values are negative, or strengths do not match them or are not finite."""
-    require_finite("s", s)
-    require_finite(name, strengths)
-    if is_concrete(s) and bool(jnp.any(s < 0)):
+def check_modes(name: str, s: object, strengths: object, layers: int = 0) -> tuple[Array, Array]:
+    """Both as arrays; raise if singular values are negative, or strengths not finite or not one per mode."""
+    values, others = as_float(s), as_float(strengths)
+    require_finite("s", values)
+    require_finite(name, others)
+    if values.ndim != 1:
+        raise ValueError(f"`s` must have one axis, the modes, got shape {values.shape}.")
+    if is_concrete(values) and bool(jnp.any(values < 0)):
         raise ValueError(
-            f"`s` must hold singular values, not negative, got {float(jnp.min(s))}. "
+            f"`s` must hold singular values, not negative, got {float(jnp.min(values))}. "
             "Flip one singular vector, and the sign of the strength, to make a mode positive."
         )
-    if strengths.shape[-1:] != s.shape:
+    if others.shape[-1:] != values.shape or others.ndim != 1 + layers:
         raise ValueError(
-            f"`{name}` has {strengths.shape[-1]} modes, but `s` has {s.size}; give one for each mode."
+            f"`{name}` must have shape {'(layers, modes)' if layers else '(modes,)'} with as many modes as "
+            f"`s`, {values.size}, got {others.shape}."
         )
+    return values, others
 
 
 def saturation(rate: Float[Array, "*shape"], t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -139,12 +144,14 @@ def mode_flow(
     The printed solution (anguita2024 equations 3.2 and 3.19) holds for :math:`\lambda > 0` only, and the
     sigmoid of equation 2.28 for ``a0 > 0`` only (errata). This one has neither restriction.
     """
-    check_modes("a0", s, a0)
+    s, a0 = check_modes("a0", s, a0)
     require_positive("tau", tau)
     times = require_times(times)
-    shape = jnp.broadcast_shapes(jnp.shape(lam), s.shape)
-    if shape != s.shape:
-        raise ValueError(f"`lam` must be one number or {s.size}, one for each mode, got shape {shape}.")
+    if jnp.shape(lam) not in ((), s.shape):
+        raise ValueError(
+            f"`lam` must be one number or {s.size}, one for each mode, got shape {jnp.shape(lam)}."
+        )
+    require_finite("lam", as_float(lam))
     lam = jnp.broadcast_to(jnp.asarray(lam, s.dtype), s.shape)
     first, second = jax.vmap(lambda a, lam: balanced_strengths(a[None], lam))(a0, lam)
     return Modes(times, *evolve(s, first[:, 0], second[:, 0], lam, times / tau))

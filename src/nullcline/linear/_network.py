@@ -28,7 +28,9 @@ class Network(eqx.Module):
             )
         require_finite("w1", w1)
         require_finite("w2", w2)
-        self.w1, self.w2 = w1, w2
+        # Layers of two precisions become one network of the higher one.
+        dtype = jnp.promote_types(w1.dtype, w2.dtype)
+        self.w1, self.w2 = w1.astype(dtype), w2.astype(dtype)
 
     @property
     def n_in(self) -> int:

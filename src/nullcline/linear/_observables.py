@@ -2,11 +2,14 @@ r"""What one measures along training: loss, tangent kernel, similarity matrices,
 
 Everything is taken of the factors of a trajectory in the basis of the task; the Kronecker products of the
 tangent kernel are formed only by ``ntk``. A ``Network`` may take the place of a trajectory: results then have
-no axis of times.
+no axis of times. Of a batch of trajectories (``vmap``) the results have the axes of the batch in front.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -68,6 +71,22 @@ def _grow(matrix: Array, like: Array) -> Array:
     return matrix.reshape((1,) * (like.ndim - matrix.ndim) + matrix.shape)
 
 
+_Observable = TypeVar("_Observable", bound=Callable)
+
+
+def _over_batch(observe: _Observable) -> _Observable:
+    """Let an observable take a batch of trajectories, as ``vmap`` returns it: one result for each."""
+
+    @wraps(observe)
+    def each(state: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(state, Trajectory) and state.status.ndim > 0:
+            return jax.vmap(lambda one: each(one, *args, **options))(state)
+        return observe(state, *args, **options)
+
+    return cast(_Observable, each)
+
+
+@_over_batch
 def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Float[Array, "*time"]:
     r"""Loss :math:`\|W_2W_1X - Y\|_F^2/(2P)` at each time.
 
@@ -96,6 +115,7 @@ def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Fl
     return 0.5 * jnp.sum(gap**2, axis=(-2, -1)) / x.shape[1]
 
 
+@_over_batch
 def ntk(
     state: Trajectory | Network, task: Task, *, max_bytes: int = 2**30
 ) -> Float[Array, "*time kernel kernel"]:
@@ -170,6 +190,7 @@ def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
     return (task.data[0].shape[1] * task.kappa) ** 2 * _inner(one, two, task.n_out)
 
 
+@_over_batch
 def ntk_distance(
     trajectory: Trajectory, task: Task, *, start: Network | None = None
 ) -> Float[Array, " time"]:
@@ -204,6 +225,7 @@ def ntk_distance(
     return 1 - cross / jnp.sqrt(first * norm)
 
 
+@_over_batch
 def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Similarity:
     r"""Representational similarity matrices :math:`X^\top W_1^\top W_1X` and :math:`Y^\top(W_2W_2^\top)^+Y`.
 
@@ -223,6 +245,7 @@ def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Si
     return Similarity(_t(hidden) @ hidden, _t(back) @ back)
 
 
+@_over_batch
 def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
     r"""How much the representations are those of the task, 1 at most.
 

@@ -10,8 +10,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ._checks import require_positive, require_size
-from ._exact import exact_flow
+from ._checks import is_concrete, require_positive, require_size
+from ._exact import balance_tolerance, check_fit, exact_flow
 from ._network import Network
 from ._shallow import function_loss
 from ._task import Task
@@ -42,6 +42,12 @@ def loss_rate(
     require_positive("tau", tau)
     evaluated = training if evaluated is None else evaluated
     function = trajectory.function
+    for name, task in (("training", training), ("evaluated", evaluated)):
+        if function.shape[-2:] != (task.n_out, task.n_in):
+            raise ValueError(
+                f"`trajectory` maps {function.shape[-1]} inputs to {function.shape[-2]} outputs, but "
+                f"`{name}` has {task.n_in} inputs and {task.n_out} outputs."
+            )
     residual = training.sigma_yx[None] - function @ training.sigma_xx
     velocity = trajectory.output_gram @ residual + residual @ trajectory.input_gram
     slope = function @ evaluated.sigma_xx - evaluated.sigma_yx[None]
@@ -131,6 +137,30 @@ class Sequence(eqx.Module):
         )
 
 
+def _check_unseen(network: Network, tasks: tuple[Task, ...], index: int) -> Array | None:
+    """Raise if the first layer has a part that this task does not see, and loses, and a later one does see.
+
+    Where values cannot be inspected, return whether it is so.
+    """
+    task, later, dtype = tasks[index], tasks[index + 1 :], network.w1.dtype
+    check_fit(network, task)
+    if task.is_spanning or not later:
+        return None
+    rest = network.w1 - network.w1 @ task.span.astype(dtype)
+    seen = jnp.stack([jnp.linalg.norm(rest @ other.span.astype(dtype)) for other in later])
+    share = jnp.max(seen) / jnp.maximum(jnp.linalg.norm(network.w1), jnp.finfo(dtype).tiny)
+    is_lost = share > balance_tolerance(dtype)
+    if not is_concrete(is_lost):
+        return is_lost
+    if is_lost:
+        raise ValueError(
+            f"The inputs of `tasks[{index}]` span a part of their space only; a later task sees the first "
+            f"layer beyond it (a share {float(share):.2g}), which the exact solution does not follow. Use "
+            "`linear.integrate_flow` for one task after the other."
+        )
+    return None
+
+
 def exact_sequence(
     network: Network,
     tasks: Items[Task],
@@ -150,7 +180,9 @@ def exact_sequence(
     network
         λ-balanced initial weights.
     tasks
-        Tasks with the network's numbers of inputs and outputs, with isotropic inputs.
+        Tasks with the network's numbers of inputs and outputs, with isotropic inputs. Where the inputs of one
+        span a part of their space only, later tasks must not see more of the first layer (an error; NaN under
+        ``jit``).
     durations
         Time spent on each task, positive, in the units of ``tau``.
     points
@@ -158,6 +190,8 @@ def exact_sequence(
     tau
         Time constant, the inverse learning rate.
     """
+    if isinstance(tasks, Task):
+        raise ValueError("`tasks` must be a list of tasks, got one `Task`: write `[task]` and `[duration]`.")
     tasks, durations = tuple(tasks), tuple(durations)
     if not tasks or len(tasks) != len(durations):
         raise ValueError(
@@ -170,10 +204,13 @@ def exact_sequence(
     if points < 2:
         raise ValueError("`points` must be at least 2: the start and the end of a stage.")
     stages, tolerance = [], None
-    for task, duration in zip(tasks, durations, strict=True):
+    for index, (task, duration) in enumerate(zip(tasks, durations, strict=True)):
+        is_lost = _check_unseen(network, tasks, index)
         times = jnp.linspace(0.0, duration, points, dtype=network.w1.dtype)
         stages.append(exact_flow(network, task, times, tau=tau, tolerance=tolerance))
         # The state at the end of a stage carries a few roundings more than given weights.
         tolerance = 16 * float(jnp.finfo(network.w1.dtype).eps)
         network = stages[-1].network_at(-1)
+        if is_lost is not None:
+            network = Network(jnp.where(is_lost, jnp.nan, network.w1), network.w2)
     return Sequence(tuple(stages), tasks, durations, tau)

@@ -62,6 +62,11 @@ def function_loss(function: Float[Array, "*batch outputs inputs"], task: Task) -
     Takes any stack of maps: the ``function`` of a trajectory, the weights of a shallow network, the target of
     another task. Nothing is assumed about the inputs.
     """
+    if function.shape[-2:] != (task.n_out, task.n_in):
+        raise ValueError(
+            f"Maps of this task must have shape (…, outputs, inputs) = (…, {task.n_out}, {task.n_in}), "
+            f"got {function.shape}."
+        )
     if task.x is None or task.y is None:
         return 0.5 * jnp.sum((function - _like(task.sigma_yx, function)) ** 2, axis=(-2, -1))
     error = function @ task.x - _like(task.y, function)

@@ -79,7 +79,7 @@ def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: 
         t1=jnp.where(end > 0, end, jnp.finfo(dtype).tiny ** 0.5),
         dt0=None,
         y0=(network.w1, network.w2),
-        args=_correlations(task),
+        args=_correlations(task, dtype),
         # Stepping onto the times: interpolation between steps would lose digits.
         stepsize_controller=diffrax.ClipStepSizeController(
             diffrax.PIDController(rtol=rtol, atol=atol), step_ts=clock
@@ -146,7 +146,7 @@ def gradient_descent(
 def _descend(network: Network, task: Task, learning_rate, steps: int, every: int):
     dtype = network.w1.dtype
     rate = jnp.asarray(learning_rate, dtype)
-    correlations = _correlations(task)
+    correlations = _correlations(task, dtype)
 
     def step(_, state):
         w1, w2 = state
@@ -174,8 +174,9 @@ def _descend(network: Network, task: Task, learning_rate, steps: int, every: int
     return jnp.swapaxes(w1, 1, 2), w2, status
 
 
-def _correlations(task: Task) -> tuple[Array, Array | None]:
-    return task.sigma_yx, None if task.x is None else task.sigma_xx
+def _correlations(task: Task, dtype) -> tuple[Array, Array | None]:
+    """What descent sees of a task, in the precision of the weights."""
+    return task.sigma_yx.astype(dtype), None if task.x is None else task.sigma_xx.astype(dtype)
 
 
 def _error(w1: Array, w2: Array, sigma_yx: Array, sigma_xx: Array | None) -> Array:

@@ -177,7 +177,7 @@ def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[
     Parameters
     ----------
     x
-        Inputs, one sample per column; at least as many samples as inputs.
+        Inputs, one sample per column; at least as many samples as inputs, and of full rank.
     center
         Remove the mean over samples first.
     """
@@ -192,7 +192,14 @@ def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[
         )
     if center:
         x = x - jnp.mean(x, axis=1, keepdims=True)
-    u, _, vt = jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    if is_concrete(s) and not s[-1] > samples * jnp.finfo(x.dtype).eps * s[0]:
+        used = int(jnp.sum(s > samples * jnp.finfo(x.dtype).eps * s[0]))
+        raise ValueError(
+            f"Whitening needs `x` to span all of its {inputs} dimensions, it spans {used}: rounding errors "
+            "would become inputs. Project them on fewer dimensions, or use isotropic inputs as they are, "
+            "which may lie in a subspace."
+        )
     return jnp.sqrt(jnp.asarray(samples, x.dtype)) * (u @ vt)
 
 

@@ -81,7 +81,7 @@ class Trajectory(eqx.Module):
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
         count = self.g1.shape[0]
-        if not -count <= index < count:
+        if isinstance(index, int) and not -count <= index < count:
             raise ValueError(f"`index` must be one of the {count} times, got {index}.")
         return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
 
