@@ -113,13 +113,14 @@ class Consensus(eqx.Module):
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _largest(matrix: Array, k: int, count: int) -> tuple[Array, Array]:
     """The largest eigenvalues by a Krylov space of some blocks, and residuals as shares of the largest."""
-    block = jr.normal(jr.key(0), (len(matrix), k + 20), matrix.dtype)
-    blocks = []
-    for _ in range(count):
-        block = jnp.linalg.qr(matrix @ block)[0]
-        blocks.append(block)
-    basis = jnp.linalg.qr(jnp.concatenate(blocks, axis=1))[0]
-    product = matrix @ basis
+    block = jnp.linalg.qr(matrix @ jr.normal(jr.key(0), (len(matrix), k + 20), matrix.dtype))[0]
+    basis, product = block, matrix @ block
+    for _ in range(count - 1):
+        block = product[:, -block.shape[1] :]
+        for _ in range(2):  # the second time for what rounding, or a lost rank, has left of the basis
+            block = jnp.linalg.qr(block - basis @ (basis.T @ block))[0]
+        basis = jnp.concatenate([basis, block], axis=1)
+        product = jnp.concatenate([product, matrix @ block], axis=1)
     small = basis.T @ product
     values, vectors = jnp.linalg.eigh((small + small.T) / 2)
     values, vectors = values[::-1][:k], vectors[:, ::-1][:, :k]
@@ -187,14 +188,15 @@ def consensus(
             f"{type(operator).__name__} is not marked "
             "so. Use `kind='gram'`."
         )
-    if operator.in_space.shape != operator.out_space.shape or operator.in_space.kind == "parameters":
+    from_space, to_space = operator.in_space, operator.out_space
+    if from_space.shape != to_space.shape or from_space.kind == "parameters":
         raise ValueError(
             "A consensus needs an operator from trajectories to the same trajectories, got "
-            f"{operator.in_space.shape} to {operator.out_space.shape}."
+            f"{from_space.shape} to {to_space.shape}."
         )
     over = tuple(axis for axis in AXES if axis in over)
     keep = tuple(axis for axis in AXES if axis not in over)
-    shape = operator.out_space.shape
+    shape = to_space.shape
     kept = math.prod(shape[AXES.index(axis)] for axis in keep)
 
     def result(method, whole=None, factor=None, error=None):
@@ -206,7 +208,7 @@ def consensus(
             if form.is_uniform and over == ("hidden",):
                 return result("kernel", factor=_kernels.kernel_factor(form))
             return result("kernel", _reduce_kernel(_kernels.kernel(form), shape[:2], over))
-    if operator.out_space.size <= DENSE_LIMIT:
+    if to_space.size <= DENSE_LIMIT:
         return result("dense", _reduce_dense(operator.whitened(), shape, over, kind))
     if kept > 2 * DENSE_LIMIT:
         raise ValueError(

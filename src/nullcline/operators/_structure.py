@@ -167,13 +167,15 @@ class Layout:
     """How the units of a cell own its weights, a property of its program.
 
     ``unit_of[u]`` (m_u,) is the unit that entry m of the use u moves, ``index`` (units, c) the state
-    components of each unit (-1 where a unit has fewer), ``is_constant[u]`` whether gains depend on no state.
+    components of each unit (-1 where a unit has fewer), ``is_constant[u]`` whether gains depend on no state,
+    ``same_as[u]`` the first use with the very same gains.
     """
 
     uses: tuple[Use, ...]
     unit_of: tuple[tuple[int, ...], ...]
     index: tuple[tuple[int, ...], ...]
     is_constant: tuple[bool, ...]
+    same_as: tuple[int, ...]
 
     @functools.cached_property
     def members(self) -> tuple["Members", ...]:
@@ -199,13 +201,25 @@ def _by_unit(unit_of: tuple[int, ...], units: int) -> tuple[tuple[int, ...], ...
 class UnitStructure(eqx.Module):
     """K of a unit-local cell in factored form, over rows (batch * time).
 
-    ``features[u]`` (rows, n_u) and ``gains[u]`` (rows, m_u, c; one row where they are constant) belong to use
-    u of the layout; uses of one leaf add up before they are squared.
+    ``gains[u]`` (rows, m_u, c; one row where they are constant) belong to use u of the layout, as do the
+    features (rows, n_u); uses of one leaf add up before they are squared.
     """
 
-    features: list[Array]
+    flow: "Flow"
     gains: list[Array]
+    names: tuple[str, ...] = eqx.field(static=True)
     layout: Layout = eqx.field(static=True)
+
+    def features(self) -> list[Array]:
+        """What each use multiplies, for all rows; inside ``jit`` they become part of what needs them."""
+        before, inputs = _rows(self.flow)
+        found = jax.vmap(lambda z, x: _evaluate(self.flow.model, self.names, z, x, [])[1])
+        return found(before, inputs)
+
+
+def _rows(flow: "Flow") -> tuple[Array, Array]:
+    before = flow.states_before.reshape(-1, flow.states.shape[2])
+    return before, flow.inputs.reshape(len(before), -1)
 
 
 # How a step uses its weights is a property of its program: models of one structure and shape share it. Every
@@ -227,9 +241,9 @@ def unit_structure(flow: "Flow", names: tuple[str, ...]) -> UnitStructure | None
         layout = _find_layout(flow, names)
     if layout is None:
         return None
-    features, gains = _factors(flow, names, layout)
-    structure = UnitStructure(features, gains, layout)
-    return structure if _is_confirmed(flow, names, structure) else None
+    gains = _gains(flow, names, layout)
+    structure = UnitStructure(flow, [gains[u] for u in layout.same_as], names, layout)
+    return structure if _is_confirmed(structure) else None
 
 
 def _find_layout(flow: "Flow", names: tuple[str, ...]) -> Layout | None:
@@ -242,8 +256,7 @@ def _find_layout(flow: "Flow", names: tuple[str, ...]) -> Layout | None:
     pattern = _pattern(flow, names, uses)
     if pattern is None:
         return None
-    layout = Layout(tuple(uses), *pattern, (False,) * len(uses))
-    return dataclasses.replace(layout, is_constant=_constant_gains(flow, names, layout))
+    return _with_gains(flow, names, Layout(tuple(uses), *pattern, (), ()))
 
 
 def _pattern(flow: "Flow", names: tuple[str, ...], uses: list[Use]) -> tuple[Any, Any] | None:
@@ -315,53 +328,55 @@ def _sensitivities(
     return jnp.any(jax.lax.map(lambda point: one(*point), (z, x)) != 0, axis=0)
 
 
-def _factor(
-    model: Model, names: tuple[str, ...], layout: Layout, z: Array, x: Array
-) -> tuple[list[Array], list[Array]]:
-    """Features and gains of one step, one backward pass per component of a unit."""
+def _gains_of_step(model: Model, names: tuple[str, ...], layout: Layout, z: Array, x: Array) -> list[Array]:
+    """Gains of one step, (c, m_u) for every use: one backward pass per component of a unit."""
     index = np.array(layout.index)
     colors = np.zeros((index.shape[1], len(z)))
     for a in range(index.shape[1]):
         colors[a, index[index[:, a] >= 0, a]] = 1
     zeros = [jnp.zeros(use.rows, z.dtype) for use in layout.uses]
-    _, pull, features = jax.vjp(lambda eps: _evaluate(model, names, z, x, eps)[:2], zeros, has_aux=True)
-    gains = jax.vmap(lambda color: pull(color)[0])(jnp.asarray(colors, z.dtype))
-    return features, [jnp.swapaxes(gain, 0, 1) for gain in gains]
+    pull = jax.vjp(lambda eps: _evaluate(model, names, z, x, eps)[0], zeros)[1]
+    return jax.vmap(lambda color: pull(color)[0])(jnp.asarray(colors, z.dtype))
 
 
-def _constant_gains(flow: "Flow", names: tuple[str, ...], layout: Layout) -> tuple[bool, ...]:
-    """Which uses have gains that depend neither on the state nor on the input, by the traced program."""
-    closed = jax.make_jaxpr(lambda z, x: _factor(flow.model, names, layout, z, x)[1])(
+def _with_gains(flow: "Flow", names: tuple[str, ...], layout: Layout) -> Layout:
+    """Note which uses have gains that are constant or those of another use, by the traced program."""
+    closed = jax.make_jaxpr(lambda z, x: _gains_of_step(flow.model, names, layout, z, x))(
         flow.initial_state[0], flow.inputs[0, 0]
     )
     moving = set(closed.jaxpr.invars)
     for eqn in closed.jaxpr.eqns:
         if any(not isinstance(var, Literal) and var in moving for var in eqn.invars):
             moving |= set(eqn.outvars)
-    return tuple(isinstance(var, Literal) or var not in moving for var in closed.jaxpr.outvars)
+    outs = closed.jaxpr.outvars
+    return dataclasses.replace(
+        layout,
+        is_constant=tuple(isinstance(var, Literal) or var not in moving for var in outs),
+        same_as=tuple(next(v for v, other in enumerate(outs) if other is var) for var in outs),
+    )
 
 
 @eqx.filter_jit
-def _factors(flow: "Flow", names: tuple[str, ...], layout: Layout) -> tuple[list[Array], list[Array]]:
-    before = flow.states_before.reshape(-1, flow.states.shape[2])
-    inputs = flow.inputs.reshape(len(before), -1)
-    features, gains = jax.vmap(lambda z, x: _factor(flow.model, names, layout, z, x))(before, inputs)
-    kept = zip(gains, layout.is_constant, strict=True)
-    return features, [gain[:1] if is_constant else gain for gain, is_constant in kept]
+def _gains(flow: "Flow", names: tuple[str, ...], layout: Layout) -> dict[int, Array]:
+    """The gains of all rows, of the uses whose gains are their own."""
+    gains = jax.vmap(lambda z, x: _gains_of_step(flow.model, names, layout, z, x))(*_rows(flow))
+    kept = {u: gains[u][:1] if layout.is_constant[u] else gains[u] for u in set(layout.same_as)}
+    return {u: jnp.swapaxes(gain, 1, 2) for u, gain in kept.items()}
 
 
 # Trajectories on which the factored form was compared with the adjoint, by the identity of their array.
 _CONFIRMED: dict[int, tuple[weakref.ref, dict[tuple[str, ...], bool]]] = {}
 
 
-def _is_confirmed(flow: "Flow", names: tuple[str, ...], structure: UnitStructure) -> bool:
+def _is_confirmed(structure: UnitStructure) -> bool:
     """Compare G* of the factored form with the matrix-free one on a random trajectory, once per flow."""
+    flow, names = structure.flow, structure.names
     place = id(flow.states)
     if place not in _CONFIRMED:
         _CONFIRMED[place] = (weakref.ref(flow.states, lambda _: _CONFIRMED.pop(place, None)), {})
     known = _CONFIRMED[place][1]
     if names not in known:
-        worst, size = _compare_adjoints(flow, names, structure)
+        worst, size = _compare_adjoints(structure)
         eps = float(jnp.finfo(flow.states.dtype).eps)
         # Both are sums over the same rows in another order.
         bound = 100 * eps * np.sqrt(np.prod(flow.states.shape[:2])) * float(size)
@@ -370,7 +385,8 @@ def _is_confirmed(flow: "Flow", names: tuple[str, ...], structure: UnitStructure
 
 
 @eqx.filter_jit
-def _compare_adjoints(flow, names, structure):
+def _compare_adjoints(structure: UnitStructure) -> tuple[Array, Array]:
+    flow, names, features = structure.flow, structure.names, structure.features()
     q = jr.normal(jr.key(0), flow.states.shape, flow.states.dtype)
     theirs = jax.vjp(
         lambda p: flow.rows(flow.states_before, p), {name: flow.model.params[name] for name in names}
@@ -387,7 +403,7 @@ def _compare_adjoints(flow, names, structure):
         if use.is_vector:
             ours[use.name] += jnp.sum(e, axis=0)
         else:
-            product = e.T @ structure.features[u]
+            product = e.T @ features[u]
             ours[use.name] += product.T if use.is_flipped else product
     worst = [jnp.max(jnp.abs(theirs[name] - ours[name])) for name in names]
     return jnp.max(jnp.stack(worst)), jnp.max(jnp.stack([jnp.max(jnp.abs(theirs[name])) for name in names]))
