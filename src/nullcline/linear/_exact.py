@@ -225,7 +225,7 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
         return jax.tree.map(lambda seen: seen[0], observe(now, task))
 
     count = clock.shape[0]
-    index = jnp.searchsorted(ends, jnp.arange(count), side="right")
+    index = jnp.searchsorted(ends, jnp.arange(count), side="right", method="compare_all")
     # All vectors first, for all times at once: only matrices are left for the loop over times.
     scales = jax.vmap(lambda time, index: scales_at(basis, chart_of(index), time))(clock, index)
     seen = _each(at, (times, index, scales), batch)
