@@ -9,7 +9,7 @@ import pytest
 from reference import reference
 
 from nullcline import operators
-from nullcline.operators import _krylov
+from nullcline.operators import _kernels, _krylov
 
 EPS = np.finfo(float).eps
 SLOW = pytest.mark.slow
@@ -89,6 +89,13 @@ def test_kernel_over_trials_and_times_is_the_closed_form(name):
     close(found.values, np.linalg.eigvalsh(expected)[::-1], 1e-12)
     over_time = np.einsum("btbs->ts", expected.reshape(3, 5, 3, 5)) / 3
     close(operators.consensus(flow.parameter_operator, ("batch", "hidden")).matrix, over_time)
+    # On a CPU the kernel is formed by BLAS; elsewhere by the compiled program.
+    form = _kernels.factored(flow.parameter_operator)
+    close(_kernels._compiled_kernel(form), expected)
+    units = jax.jit(jax.vmap(_kernels.unit_factor, (None, 0)))(form, jnp.arange(form.units))
+    close(jnp.einsum("urck,usck->rs", units, units) / flow.states.shape[2], expected)
+    if name == "gru":  # leaves share the gains of two gates and differ in the third
+        assert [gains.shape[1] // cells.HIDDEN for group in form.groups for gains in group.gains] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
