@@ -12,9 +12,10 @@ import pytest
 import torch
 import xarray as xr
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from nullcline import cli, operators
-from nullcline.inspect import read_inputs, read_network
+from nullcline.inspect import figures, read_inputs, read_network
 
 B, T, N, H = 4, 5, 2, 6
 COMMAND = Path(sys.executable).with_name("nullcline")
@@ -102,6 +103,18 @@ def test_the_numbers_are_those_of_the_network(report, files):
         assert float(now.propagator_rank) == np.sum(share < 0.95) + 1
         total = np.linalg.slogdet(operators.transition_matrices(flow)[:, -1])[1] / T
         np.testing.assert_allclose(now.exponents.sum("exponent"), total, rtol=1e-9)
+
+
+def test_half_precision_is_read_and_activity_that_never_varies_is_drawn(report, files):
+    out, _ = report
+    network = read_network(files / "before.safetensors")
+    for kind in (torch.float16, torch.bfloat16):
+        save_torch({name: torch.tensor(w).to(kind) for name, w in network.weights.items()}, files / "short")
+        for name, weight in read_network(files / "short").weights.items():
+            np.testing.assert_allclose(weight, network.weights[name], rtol=2**-8, atol=1e-6)
+    with xr.open_dataset(out / "data.nc", engine="h5netcdf") as data:
+        page = figures(data.assign(variances=0 * data.variances))["dynamics"]
+    assert "the activity does not vary" in {text.get_text() for text in page.axes[1].texts}
 
 
 def call(capsys, *words):

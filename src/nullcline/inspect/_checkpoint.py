@@ -129,7 +129,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
             }
     except (SafetensorError, TypeError) as error:
         raise ValueError(
-            f"{path} cannot be read as safetensors: {error}. Save the weights in float32 or float64."
+            f"{path} cannot be read as safetensors: {error}. Save the weights again, in float32 or float64."
         ) from None
 
 
@@ -167,6 +167,8 @@ def _array(path: Path, name: str, value: Any) -> np.ndarray:
         value = value.detach()
         value = (value.double() if value.is_floating_point() else value).numpy()
     array = np.asarray(value)
+    if array.dtype.name == "bfloat16":  # a type that NumPy itself does not count among its own
+        array = array.astype(np.float64)
     if _WEIGHT.fullmatch(name) and not np.issubdtype(array.dtype, np.floating):
         raise ValueError(f"{path}: `{name}` is {array.dtype}, not floating point.")
     return array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array

@@ -69,7 +69,7 @@ def _pairs(axes: Any, data: "xr.Dataset", name: str, dimension: str, *, style: s
     for moment in ("before", "after"):
         values = data[name].sel(moment=moment).values
         axes.plot(_ordinal(values), values, style, c=COLORS[moment], label=moment)
-    axes.set_xlabel(dimension)
+    axes.set(xlabel=dimension, ylim=(0, 1.05 * float(data[name].max())))
 
 
 def _operators(data: "xr.Dataset") -> "Figure":
@@ -84,9 +84,9 @@ def _operators(data: "xr.Dataset") -> "Figure":
     kernel.set(xlabel="mode", ylabel="share of the trace", title="K over trials and times")
     kernel.legend()
     _pairs(top, data, "propagator_top", "mode", style="o-")
-    top.set(ylabel="singular value", title="P, largest", ylim=(0, None))
+    top.set(ylabel="singular value", title="P, largest")
     _pairs(over_time, data, "propagator_time_values", "mode")
-    over_time.set(ylabel="singular value", title="P over time", ylim=(0, None))
+    over_time.set(ylabel="singular value", title="P over time")
     for axis, name in zip(axes[0], "abc", strict=True):
         letter(axis, name)
     return fig
@@ -115,7 +115,10 @@ def _dynamics(data: "xr.Dataset") -> "Figure":
         ylim=(0, 1.02),
         xlim=(0.5, most + 0.5),
     )
-    right.legend(loc="lower right")
+    if right.get_legend_handles_labels()[0]:
+        right.legend(loc="lower right")
+    else:
+        right.annotate("the activity does not vary", (0.5, 0.5), xycoords="axes fraction", ha="center")
     letter(left, "a")
     letter(right, "b")
     return fig
