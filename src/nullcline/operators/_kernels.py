@@ -289,6 +289,7 @@ def trace(form: Factored) -> Array:
 def unit_eigenvalues(form: Factored) -> np.ndarray:
     """Nonzero eigenvalues of K, one row per unit (one row in all for uniform units), ascending."""
     units = range(1 if form.is_uniform else form.units)
+    form = jax.tree.map(jnp.asarray, form)  # once, not for every unit
     return np.stack(
         [eigenvalues(gram_of_smaller_side(_flat_factor(form, jnp.array(unit)))) for unit in units]
     )
