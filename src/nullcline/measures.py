@@ -38,5 +38,9 @@ def effective_rank(
 
 
 def participation_ratio(values: Float[Array, " modes"]) -> Float[Array, ""]:
-    r"""Participation ratio :math:`(\sum_j v_j)^2 / \sum_j v_j^2`, the number of modes that matter."""
+    r"""Participation ratio :math:`(\sum_j v_j)^2 / \sum_j v_j^2`, the number of modes that matter.
+
+    Zeros alone have no modes: the result is NaN.
+    """
+    values = jnp.asarray(values)
     return jnp.sum(values) ** 2 / jnp.sum(values**2)

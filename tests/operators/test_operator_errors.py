@@ -165,6 +165,12 @@ def test_targets_outside_the_mask_are_not_read(flow):
     )
 
 
+def test_what_looks_at_values_says_so_under_jit(flow):
+    for function in (operators.spectrum, operators.effective_rank):
+        with pytest.raises(ValueError, match=r"cannot run under `jit`.*consensus"):
+            jax.eval_shape(lambda flow, f=function: f(flow.propagator), flow)
+
+
 def test_spectra_and_ranks_refuse(flow):
     P, K = flow.propagator, flow.parameter_operator
     with pytest.raises(ValueError, match="`k` must be from 1 to the dimension 60, got 61"):

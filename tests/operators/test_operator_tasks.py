@@ -1,6 +1,7 @@
 """Interference between tasks and alignment, against blocks of dense matrices."""
 
 import cells
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -98,6 +99,10 @@ def test_states_of_paired_tasks_are_compared_trial_by_trial():
 def test_refusals_of_interference(dense):
     flow, targets, mask, *_ = dense
     found = operators.interference(flow, TASKS, targets, mask)
+    traced = jax.eval_shape(
+        lambda flow: operators.interference(flow, TASKS, targets, mask).interference, flow
+    )
+    assert traced.shape == found.interference.shape  # also where nothing can be looked at
     with pytest.raises(ValueError, match=r"needs equally many trials of each; the tasks have \[2, 1\]"):
         _ = found.state_cosine
     with pytest.raises(ValueError, match=r"the tasks have \[2, 1\]"):

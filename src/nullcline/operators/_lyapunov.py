@@ -74,7 +74,8 @@ def kaplan_yorke(exponents: Float[Array, "*batch count"]) -> Float[Array, "*batc
     :math:`D = k + \sum_{i \le k} \lambda_i / |\lambda_{k+1}|`; 0 if the largest is negative, the number of
     exponents if no partial sum is negative. An exponent of :math:`-\infty` is allowed.
     """
-    if exponents.shape[-1] == 0:
+    exponents = jnp.asarray(exponents)
+    if exponents.ndim == 0 or exponents.shape[-1] == 0:
         raise ValueError("`exponents` must hold at least one exponent.")
     if is_concrete(exponents) and not bool(jnp.all(exponents < jnp.inf)):
         raise ValueError("`exponents` must be numbers below infinity; NaN or +inf has no dimension.")

@@ -26,6 +26,15 @@ def is_concrete(*arrays: Any) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
 
 
+def check_values(operator: "AbstractOperator", name: str) -> None:
+    """Refuse an operator that is being traced, where the method depends on its values."""
+    if not is_concrete(operator.out_space.origin):
+        raise ValueError(
+            f"`{name}` looks at values and cannot run under `jit`, `vmap` or `grad`. Call it outside, or use "
+            "`consensus(operator, over).values`, which can."
+        )
+
+
 def is_printable(array: Any, ndim: int) -> bool:
     """Whether a repr can show its values: neither traced, nor batched, nor replaced by something else."""
     return eqx.is_array(array) and is_concrete(array) and array.ndim == ndim

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from . import _kernels
 from ._consensus import Consensus
 from ._krylov import expand
-from ._operator import AbstractOperator, is_printable, square_root, whitened_mv, whitened_rmv
+from ._operator import AbstractOperator, check_values, is_printable, square_root, whitened_mv, whitened_rmv
 from ._parameter import ParameterOperator
 from ._spectrum import Spectrum, whole_spectrum
 
@@ -104,6 +104,7 @@ def effective_rank(
     if method not in ("auto", "quadrature"):
         raise ValueError(f"`method` must be 'auto' or 'quadrature', got {method!r}.")
     if isinstance(operator, AbstractOperator):
+        check_values(operator, "effective_rank")
         power = (1 if operator.is_psd else 2) if power is None else power
         if power == 1 and not operator.is_psd:
             raise ValueError(

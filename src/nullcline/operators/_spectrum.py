@@ -14,6 +14,7 @@ from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
 from ._operator import (
     DENSE_LIMIT,
     AbstractOperator,
+    check_values,
     is_printable,
     square_root,
     whitened_mv,
@@ -120,6 +121,7 @@ def spectrum(
     key
         Krylov only: for the random start; a fixed one by default.
     """
+    check_values(operator, "spectrum")
     space = operator.out_space
     dimension = min(space.size, operator.in_space.size)
     if method not in METHODS:

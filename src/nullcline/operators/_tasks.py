@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._flow import Flow
+from ._operator import is_concrete
 
 
 class Interference(eqx.Module):
@@ -73,22 +74,15 @@ def interference(
     flow.check_targets(targets, mask)
     error = flow.error(targets, mask)
     changes, gram = _changes(flow, error, jnp.asarray(members))
-    # within[i, j, l]: inner product over the trials of task i of the changes by tasks j and l.
-    within = np.asarray(_within(changes, flow.weights, jnp.asarray(members)))
-    own = np.array([np.sqrt(within[i, i, i]) for i in range(len(tasks))])
-    sizes = np.sqrt(np.array([np.diagonal(part) for part in within]))
-    for j, i in np.argwhere(~(sizes.T > 0)):
+    cosines, angles, sizes = _angles(changes, gram, flow.weights, jnp.asarray(members))
+    for j, i in np.argwhere(~(np.asarray(sizes).T > 0)) if is_concrete(sizes) else ():
         raise ValueError(
             f"The error of task {tasks[j].item()!r} does not change the states of task {tasks[i].item()!r} "
             "(zero change): cosines are not defined. Check its targets and mask."
         )
-    cosines = np.array([within[i, i] for i in range(len(tasks))]) / (own[:, None] * sizes)
-    gram = np.asarray(gram)
-    lengths = np.sqrt(np.diagonal(gram))
     counts = tuple(int(member.sum()) for member in members)
     paired = _cosine(flow.states, members, False) if len(set(counts)) == 1 else None
-    angles = gram / lengths[:, None] / lengths[None, :]
-    return Interference(jnp.asarray(cosines), jnp.asarray(angles), changes, tasks, paired, counts)
+    return Interference(cosines, angles, changes, tasks, paired, counts)
 
 
 def _check_tasks(flow: Flow, task_index: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -121,9 +115,16 @@ def _changes(flow: Flow, error: Array, members: Array) -> tuple[Array, Array]:
 
 
 @eqx.filter_jit
-def _within(changes: Array, weights: Array, members: Array) -> Array:
+def _angles(changes: Array, gram: Array, weights: Array, members: Array) -> tuple[Array, Array, Array]:
+    """Cosines of changes and of gradients, and the size of the change of task i by task j."""
     weighted = members.astype(weights.dtype) * weights[None, :]
-    return jnp.einsum("ib,jbth,lbth->ijl", weighted, changes, changes)
+    # within[i, j, l]: inner product over the trials of task i of the changes by tasks j and l.
+    within = jnp.einsum("ib,jbth,lbth->ijl", weighted, changes, changes)
+    sizes = jnp.sqrt(jnp.diagonal(within, axis1=1, axis2=2))
+    own = jnp.diagonal(within, axis1=0, axis2=1).T
+    lengths = jnp.sqrt(jnp.diagonal(gram))
+    cosines = own / jnp.diagonal(sizes)[:, None] / sizes
+    return cosines, gram / lengths[:, None] / lengths[None, :], sizes
 
 
 def state_cosine(flow: Flow, task_index: Any, *, is_centered: bool = False) -> Float[Array, "tasks tasks"]:
@@ -149,7 +150,7 @@ def _cosine(states: Array, members: np.ndarray, is_centered: bool) -> Array:
     states = states - jnp.mean(states, axis=(0, 1), keepdims=True) if is_centered else states
     parts = jnp.stack([states[np.flatnonzero(member)].reshape(-1) for member in members])
     sizes = jnp.linalg.norm(parts, axis=1)
-    if not bool(jnp.all(sizes > 0)):
+    if is_concrete(sizes) and not bool(jnp.all(sizes > 0)):
         raise ValueError("The states of a task are zero: their cosine is not defined.")
     return (parts @ parts.T) / sizes[:, None] / sizes[None, :]
 
