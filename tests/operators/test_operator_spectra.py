@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reference import reference
 
-from nullcline import operators
+from nullcline import operators, recurrent
 from nullcline.operators import _kernels, _krylov
 
 EPS = np.finfo(float).eps
@@ -409,3 +409,15 @@ def test_block_that_loses_rank_stays_orthonormal():
     K = flow.parameter_operator.terms["b"]  # rank 4 in dimension 60
     space = _krylov.expand(K, _krylov.start_block(K, 6, jr.key(0)), 4)
     close(space.basis @ space.basis.T, np.eye(len(space.basis)), 1e-12)
+
+
+def test_a_krylov_space_that_is_complete_goes_on():
+    """All Jacobians zero, so P = I: after one vector the space is complete, and yet every value is 1."""
+    cell = recurrent.rate_cell(1, 3, 1, nonlinearity="relu", dt=1.0, key=jr.key(0))
+    for batch in (1, 2):
+        P = operators.linearize(cell, jnp.zeros((batch, 4, 1))).propagator
+        top = operators.spectrum(P, 7, method="krylov")
+        np.testing.assert_allclose(top.values, 1.0, rtol=1e-12)
+        assert top.is_converged.all()
+        rank = operators.effective_rank(P, method="quadrature")
+        np.testing.assert_allclose([rank.rank, rank.total], [0.95 * 12 * batch, 12 * batch], rtol=1e-9)

@@ -39,13 +39,14 @@ def _square_block(operator: AbstractOperator, block: Array) -> Array:
 
 @jax.jit
 def _orthogonalize(
-    chunks: tuple[Array, ...], recent: Array, block: Array
+    chunks: tuple[Array, ...], recent: Array, block: Array, step: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Remove first the recent rows, then the whole basis, and orthonormalise; unused rows are zero.
 
     In exact arithmetic only the last two blocks have a part in the new one: one pass over the rest, which
-    is what costs, removes rounding.
+    is what costs, removes rounding. A single row that the basis holds already gives way to a random one.
     """
+    scale = jnp.linalg.norm(block)
     local = recent @ block.T
     block = block - local.T @ recent
     second = [chunk @ block.T for chunk in chunks]
@@ -54,12 +55,26 @@ def _orthogonalize(
     coefficients = jnp.concatenate(second)
     if len(block) == 1:
         norm = jnp.linalg.norm(block)
-        return local, coefficients, norm[None, None], block / jnp.where(norm > 0, norm, 1)
+        is_new = norm > 10 * jnp.finfo(norm.dtype).eps * scale
+        rows = jax.lax.cond(is_new, lambda: block / norm, lambda: _fresh(chunks, block[:, None], step)[:, 0])
+        return local, coefficients, jnp.where(is_new, norm, 0)[None, None], rows
     q, r = jnp.linalg.qr(block.T)
     # Where the block has lost rank QR fills in directions of its own, which may lie in the basis.
     inside = [chunk.T @ (chunk @ q) for chunk in chunks]
     q, again = jnp.linalg.qr(q - sum(inside[1:], inside[0]))
     return local, coefficients, again @ r, q.T
+
+
+def _fresh(chunks: tuple[Array, ...], like: Array, step: Array) -> Array:
+    """Random unit vectors (trials, 1, size) orthogonal to the bases: to go on from a complete space."""
+    rows = jr.normal(jr.fold_in(jr.key(1), step), like.shape, like.dtype)
+    for _ in range(2):
+        for chunk in chunks:
+            chunk = chunk[None] if chunk.ndim == 2 else chunk
+            rows = rows - jnp.einsum("bim,bms->bis", jnp.einsum("bis,bms->bim", rows, chunk), chunk)
+        norm = jnp.linalg.norm(rows, axis=2, keepdims=True)
+        rows = rows / jnp.where(norm > 0, norm, 1)
+    return rows
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -72,13 +87,12 @@ def start_block(operator: AbstractOperator, count: int, key: Any) -> Array:
     size = operator.out_space.size
     block = jr.normal(key, (count, size), operator.out_space.dtype)
     nothing = jnp.zeros((1, size), block.dtype)
-    return _orthogonalize((nothing,), nothing, block)[3]
+    return _orthogonalize((nothing,), nothing, block, jnp.zeros((), int))[3]
 
 
 def expand(operator: AbstractOperator, block: Array, steps: int, is_done: Any = None) -> Krylov:
     """Grow the space by ``steps`` blocks, or until ``is_done(projected, leaving)``."""
     width, size = block.shape
-    eps = float(jnp.finfo(block.dtype).eps)
     per_chunk = max(1, _CHUNK // width)
     chunks: list[Array] = []
     recent = jnp.zeros((2 * width, size), block.dtype)
@@ -90,14 +104,12 @@ def expand(operator: AbstractOperator, block: Array, steps: int, is_done: Any = 
         chunks[-1] = _store(chunks[-1], block, jnp.asarray(step % per_chunk * width))
         recent = jnp.concatenate([recent[width:], block])
         product = _square_block(operator, block)
-        local, coefficients, rest, block = _orthogonalize(tuple(chunks), recent, product)
+        local, coefficients, rest, block = _orthogonalize(tuple(chunks), recent, product, jnp.asarray(step))
         columns.append((local, coefficients, rest))
         is_last = step == steps - 1 or (step + 2) * width > size
         if is_last or (is_done is not None and step % 5 == 4):
             projected, leaving = _assemble(columns, width)
-            scale = np.abs(projected).max()
-            # A space that the operator does not leave holds its eigenvectors exactly.
-            if is_last or np.abs(leaving).max() <= 10 * eps * scale or is_done(projected, leaving):
+            if is_last or is_done(projected, leaving):
                 break
     return Krylov(jnp.concatenate(chunks)[: width * len(columns)], projected, leaving, width)
 
@@ -147,7 +159,7 @@ def expand_trials(
         if step % _CHUNK == 0:
             chunks.append(jnp.zeros((batch, min(_CHUNK, steps - step), now.shape[1]), now.dtype))
         chunks[-1] = _store_row(chunks[-1], now, jnp.asarray(step % _CHUNK))
-        alpha, beta, after = _lanczos(operator, tuple(chunks), before, now, beta)
+        alpha, beta, after = _lanczos(operator, tuple(chunks), before, now, beta, jnp.asarray(step))
         before, now = now, after
         columns.append((alpha, beta))
         if step == steps - 1 or step % 4 == 3:
@@ -165,7 +177,7 @@ def _store_row(chunk: Array, rows: Array, place: Array) -> Array:
 
 @eqx.filter_jit
 def _lanczos(
-    operator: AbstractOperator, chunks: tuple[Array, ...], before: Array, now: Array, beta: Array
+    operator: AbstractOperator, chunks: tuple[Array, ...], before: Array, now: Array, beta: Array, step: Array
 ) -> tuple[Array, Array, Array]:
     """One step of Lanczos in every trial, with one pass over the whole basis to remove rounding."""
     product = square(operator, now.reshape(-1)).reshape(now.shape)
@@ -175,9 +187,11 @@ def _lanczos(
     for chunk in chunks:
         rest = rest - jnp.einsum("bm,bms->bs", jnp.einsum("bms,bs->bm", chunk, rest), chunk)
     norm = jnp.linalg.norm(rest, axis=1)
-    # A space that the operator does not leave is complete: nothing follows.
-    norm = jnp.where(norm > 10 * jnp.finfo(norm.dtype).eps * scale, norm, 0)
-    return alpha, norm, rest / jnp.where(norm > 0, norm, 1)[:, None] * (norm > 0).astype(norm.dtype)[:, None]
+    # A space that the operator does not leave is complete: another, from a random vector, stands beside it.
+    is_new = norm > 10 * jnp.finfo(norm.dtype).eps * scale
+    rows = rest / jnp.where(is_new, norm, 1)[:, None]
+    fresh = jax.lax.cond(jnp.all(is_new), lambda: rows, lambda: _fresh(chunks, rest[:, None], step)[:, 0])
+    return alpha, jnp.where(is_new, norm, 0), jnp.where(is_new[:, None], rows, fresh)
 
 
 def _tridiagonal(columns: list[tuple[Array, Array]]) -> tuple[np.ndarray, np.ndarray]:
