@@ -2,7 +2,7 @@
 
 Which g: that of the code, which multiplies what PyTorch draws, U(±1/√N): the recurrent weights alone
 (``scaled="recurrent"``, the text of E.3), or all weights and biases of the cell (``scaled="all"``, a program
-of the document). At g = 1 the two agree.
+of the document).
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._lazy import eqx, jax, jnp, jr, lazily, xr
-from ._memory import dimension_of_chaos, optimizer
+from ._memory import optimizer
 
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
@@ -29,25 +29,31 @@ def score(matrix: np.ndarray, pairs: tuple[tuple[int, int], ...]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """One training run: matrices C and M (record, task, task), and test losses.
+    """Training runs of one setting, one per seed (the leading axis of every array).
 
-    ``dimensions`` are PCs of the states before and after training, ``chaos`` their Kaplan–Yorke dimensions.
+    Matrices C and M (seed, record, task, task) and test losses (seed, record) on ``trials``, and the networks
+    before and after.
     """
 
     records: np.ndarray
     cosine: np.ndarray
     interference: np.ndarray
     losses: np.ndarray
-    dimensions: tuple[int, int]
-    chaos: tuple[float, float]
+    trials: Any
+    before: Any
+    after: Any
+
+    def flow(self, seed: int, stage: str) -> Any:
+        """Flow of network number ``seed`` along the trials, ``"before"`` or ``"after"`` training."""
+        return _flow(getattr(self, stage), seed, self.trials)
 
 
-def matrices(course: Course) -> Any:
-    """The matrices of a run, as a dataset."""
-    axes = ("iteration", "task", "other")
+def matrices(course: Course, seed: Any) -> Any:
+    """The matrices of the runs, as a dataset."""
+    axes = ("seed", "iteration", "task", "other")
     return xr.Dataset(
         {"cosine": (axes, course.cosine), "interference": (axes, course.interference)},
-        coords={"iteration": course.records, "task": list(TASKS), "other": list(TASKS)},
+        coords={"seed": seed, "iteration": course.records, "task": list(TASKS), "other": list(TASKS)},
     )
 
 
@@ -60,44 +66,46 @@ def _cell(task: Any, hidden: int, scaled: str, g: float, seed: int) -> Any:
     return eqx.tree_at(lambda c: (c.w_in, c.b_in, c.b), cell, (g * cell.w_in, g * cell.b_in, g * cell.b))
 
 
+def _flow(cells: Any, seed: int, trials: Any) -> Any:
+    """Linearise one of the networks along trials, in float64."""
+    cell = jax.tree.map(lambda leaf: leaf[seed].astype(jnp.float64), cells)
+    return operators.linearize(cell, trials.inputs)
+
+
+# Figures S13, S14 and S15 show the same networks: those that were made by this process are found again.
+@functools.lru_cache(maxsize=64)
 def course(
     hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, record: int,
-    scaled: str, g: float, seed: int,
+    scaled: str, g: float, seeds: tuple[int, ...],
 ) -> Course:  # fmt: skip
-    """Train one GRU and measure the alignment of its tasks at every record, on ``angles`` trials a task."""
+    """Train one GRU per seed, together, and measure the alignment of their tasks at every record.
+
+    Measured on ``angles`` trials a task. The run of a seed does not depend on which others are there.
+    """
     if scaled not in ("recurrent", "all"):
         raise ValueError(f"`scaled` must be 'recurrent' or 'all', got {scaled!r}.")
-    scaled = "recurrent" if g == 1 else scaled
-    return _course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
-
-
-# Figures 4, S14 and S15 show the same networks: those that were made by this process are found again.
-@functools.lru_cache(maxsize=64)
-def _course(
-    hidden: int, period: int, batch: int, angles: int, is_balanced: bool, steps: int, record: int,
-    scaled: str, g: float, seed: int,
-) -> Course:  # fmt: skip
     task = recurrent.FourTasks(period=period, context=period, angles=angles, is_balanced=is_balanced)
-    cell = _cell(task, hidden, scaled, g, seed)
     trials, labels = task.grid(4 * angles), task.labels(4 * angles)
-    found, flows = [], []
+    cells = recurrent.stack([_cell(task, hidden, scaled, g, seed) for seed in seeds])
 
-    def measure(cell):
-        cell = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), cell)
-        flow = operators.linearize(cell, trials.inputs)
+    def one(cells, seed):
+        flow = _flow(cells, seed, trials)
         tasks = operators.interference(flow, labels, trials.targets, trials.mask)
         loss = np.mean((np.asarray(flow.outputs) - np.asarray(trials.targets)) ** 2)
-        found.append((np.asarray(tasks.state_cosine), np.asarray(tasks.interference), loss))
-        flows[1:] = [flow]  # the first and the latest
+        return np.asarray(tasks.state_cosine), np.asarray(tasks.interference), loss
 
-    measure(cell)
-    result = recurrent.train(
-        cell, task, steps=steps, batch_size=batch, optimizer=optimizer(), snapshot_every=record,
-        report=lambda checkpoint: measure(checkpoint.cell), key=jr.fold_in(jr.key(5), seed),
+    found = []
+
+    def measure(cells):
+        rows = [one(cells, seed) for seed in range(len(seeds))]
+        found.append([np.stack(part) for part in zip(*rows, strict=True)])
+
+    measure(cells)
+    result = recurrent.train_many(
+        cells, task, steps=steps, batch_size=batch, optimizer=optimizer(), snapshot_every=record,
+        report=lambda checkpoint: measure(checkpoint.cell),
+        key=jnp.stack([jr.fold_in(jr.key(5), seed) for seed in seeds]),
     )  # fmt: skip
-    cosine, interference, losses = (np.stack(part) for part in zip(*found, strict=True))
+    cosine, interference, losses = (np.stack(part, axis=1) for part in zip(*found, strict=True))
     records = np.concatenate([[0], result.snapshot_steps])
-    before, after = flows[0], flows[-1]
-    dimensions = operators.activity_dimension(before.states), operators.activity_dimension(after.states)
-    chaos = dimension_of_chaos(before, 3), dimension_of_chaos(after, 3)
-    return Course(records, cosine, interference, losses, dimensions, chaos)
+    return Course(records, cosine, interference, losses, trials, result.initial, result.final)

@@ -8,8 +8,12 @@ from ...engine import Claim, Grid, Study
 from ...plotting import plot_trial
 from .. import _style as style
 from ._fourtasks import FILTERS, TASKS, course, matrices, score
+from ._memory import DOCUMENT_UNITS
 from ._panels import FILTERS as COLORS
 from ._panels import draw_tasks_matrix, first_setting
+
+DOCUMENT_RUNS = 20
+"""Networks of the document's figure."""
 
 
 class FourTaskInterference(Study):
@@ -18,7 +22,8 @@ class FourTaskInterference(Study):
     The quick preset is smaller than the document's experiment, and its batches hold each of the ten angles
     once per task (``is_balanced``) where the document draws trials at random: its runs then switch at 400 to
     600 iterations. With random angles they switch at 800 to 1300, too late for 1500 iterations; after 3000
-    every claim holds as well (``--set is_balanced=False --set steps=3000``).
+    every claim holds as well (``--set is_balanced=False --set steps=3000``). Twenty networks of the
+    document's size switch at 1400 to 2000, but for one at 800.
     """
 
     source = "hazelden2025/fig4"
@@ -32,12 +37,14 @@ class FourTaskInterference(Study):
             scaled="recurrent", g=1.0, seed=range(20),
         ),
     }  # fmt: skip
-    expected = {"quick": 35.0, "paper": 100_000.0}
+    vectorized = ("seed",)
+    version = 2
+    expected = {"quick": 40.0, "paper": 100_000.0}
 
     def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
-        """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
-        return matrices(found).assign(loss=("iteration", found.losses))
+        """Train GRUs and follow their tasks."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, tuple(seed))
+        return matrices(found, seed).assign(loss=(("seed", "iteration"), found.losses))
 
     def draw(self, data):
         """Tasks, cosine matrices over training, scores of states, cumulative scores of updates, filters."""
@@ -57,12 +64,12 @@ class FourTaskInterference(Study):
             for name, color in COLORS.items():
                 label = name if seed == data.seed.values[0] else None
                 one = states[name].sel(seed=seed)
-                axes[1, 0].plot(data.iteration, one, color=color, label=label, **look)
+                axes[1, 0].plot(data.iteration, one, color=color, **look)
                 total = updates[name].sel(seed=seed).cumsum("iteration")
-                axes[1, 1].plot(data.iteration, total, color=color, **look)
+                axes[1, 1].plot(data.iteration, total, color=color, label=label, **look)
             axes[1, 2].plot(data.iteration, data.loss.sel(seed=seed), color=style.BLACK, **look)
         axes[1, 0].set(xlabel="iteration", ylabel="mean cosine of states", title="C")
-        axes[1, 0].legend(frameon=False, fontsize=6)
+        axes[1, 1].legend(frameon=False, fontsize=6)
         axes[1, 1].set(xlabel="iteration", ylabel="cumulative score of M", title="interference M")
         axes[1, 2].set(xlabel="iteration", ylabel="test loss (MSE)", yscale="log", title="loss")
         self._draw_filters(axes[1, 3])
@@ -114,12 +121,18 @@ class FourTaskInterference(Study):
             source="Fig. 4C",
             note="smallest excess of Pro/Anti over Mem/Del at the end",
         )
+        # Three of the quick preset's networks do so; of the document's twenty not all do.
+        is_all = int(data.hidden) >= DOCUMENT_UNITS and data.seed.size >= DOCUMENT_RUNS
         switches = np.array([ahead_from(gap.sel(seed=seed)) for seed in data.seed.values])
         yield Claim(
             "the runs switch at a similar iteration",
             measured=quotient(switches.max(), switches.min()),
-            at_most=2,
+            at_least=2 if is_all else None,
+            at_most=None if is_all else 2,
             source="Fig. 4C",
+            erratum="Most runs do, not all: of twenty, nineteen switch at 1400 to 2000 and one at 800."
+            if is_all
+            else "",
             note=f"latest over earliest iteration from which Pro/Anti stays ahead: {switches.tolist()}",
         )
         lead = (updates["Pro/Anti"] - updates["Mem/Del"]).cumsum("iteration")
@@ -136,11 +149,16 @@ class FourTaskInterference(Study):
         )
         mean = (updates["Pro/Anti"] - updates["Mem/Del"]).mean("iteration")
         yield Claim(
-            "throughout training updates prefer pro/anti alignment, in every run",
+            "throughout training updates clearly prefer pro/anti alignment, in every run (by 0.1 or more)",
             measured=float(mean.min()),
-            at_least=0.1,
+            at_least=None if is_all else 0.1,
+            at_most=0.1 if is_all else None,
             source="Fig. 4D",
-            note="smallest excess of the mean M of Pro/Anti over that of Mem/Del",
+            erratum="Every run prefers it, some by little: three of twenty by less than 0.1."
+            if is_all
+            else "",
+            note="smallest excess of the mean M of Pro/Anti over that of Mem/Del; by run: "
+            + ", ".join(f"{float(v):.2g}" for v in mean),
         )
 
 

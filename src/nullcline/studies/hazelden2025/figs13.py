@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from ...engine import Claim, Study
 from .. import _style as style
-from .._lazy import xr
+from .._lazy import lazily, xr
 from ._fourtasks import course
+from ._memory import STAGES, dimension_of_chaos
 from ._panels import STAGE_COLORS, first_setting, scaled_weights
 from .figs14 import PAPER, QUICK
+
+operators = lazily("nullcline.operators")
 
 
 class GRUDimension(Study):
@@ -21,19 +22,22 @@ class GRUDimension(Study):
 
     source = "hazelden2025/figS13"
     presets = {"quick": QUICK, "paper": PAPER}
-    version = 2
+    vectorized = ("seed",)
+    version = 3
     expected = {"quick": 45.0, "paper": 2_500_000.0}
 
     def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
-        """Train one GRU and measure its states before and after."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
+        """Train the GRUs of one g and measure their states before and after."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, tuple(seed))
+        flows = [[found.flow(index, stage) for stage in STAGES] for index in range(len(seed))]
+        axes, count = ("seed", "stage"), operators.activity_dimension
         return xr.Dataset(
             {
-                "dimension": ("stage", np.asarray(found.dimensions, float)),
-                "chaos": ("stage", np.asarray(found.chaos)),
-                "loss": ("stage", found.losses[[0, -1]]),
+                "dimension": (axes, [[float(count(flow.states)) for flow in row] for row in flows]),
+                "chaos": (axes, [[dimension_of_chaos(flow, 3) for flow in row] for row in flows]),
+                "loss": (axes, found.losses[:, [0, -1]]),
             },
-            coords={"stage": list(STAGE_COLORS)},
+            coords={"seed": seed, "stage": list(STAGES)},
         )
 
     def draw(self, data):

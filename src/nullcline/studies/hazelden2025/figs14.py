@@ -13,8 +13,9 @@ from .fig4 import scores
 
 QUICK = Grid(hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, record=100,
              scaled="all", g=[0.1, 1.0, 3.0, 7.0, 10.0], seed=range(1))  # fmt: skip
+# The document's sweep begins at g = 0; a cell whose weights are all zero has no states to compare.
 PAPER = Grid(hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, record=100,
-             scaled="all", g=[round(k * 10 / 49, 4) for k in range(50)], seed=range(10))  # fmt: skip
+             scaled="all", g=[round(k * 10 / 49, 4) for k in range(1, 50)], seed=range(10))  # fmt: skip
 
 
 class AlignmentSweep(Study):
@@ -28,20 +29,21 @@ class AlignmentSweep(Study):
 
     source = "hazelden2025/figS14"
     presets = {"quick": QUICK, "paper": PAPER}
+    vectorized = ("seed",)
+    version = 2
     expected = {"quick": 45.0, "paper": 2_500_000.0}
 
     def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
-        """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
-        ends = [0, len(found.records) - 1]
+        """Train the GRUs of one g and follow their tasks."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, tuple(seed))
+        axes, ends = ("seed", "stage", "task", "other"), [0, -1]
         return xr.Dataset(
             {
-                "cosine": (("stage", "task", "other"), found.cosine[ends]),
-                "interference": (("stage", "task", "other"), found.interference[ends]),
-                "loss": ("stage", found.losses[ends]),
-                "dimension": ("stage", np.asarray(found.dimensions, float)),
+                "cosine": (axes, found.cosine[:, ends]),
+                "interference": (axes, found.interference[:, ends]),
+                "loss": (axes[:2], found.losses[:, ends]),
             },
-            coords={"stage": ["before", "after"], "task": list(TASKS), "other": list(TASKS)},
+            coords={"seed": seed, "stage": ["before", "after"], "task": list(TASKS), "other": list(TASKS)},
         )
 
     def draw(self, data):

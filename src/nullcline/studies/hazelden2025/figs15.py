@@ -7,6 +7,7 @@ import numpy as np
 from ...engine import Claim, Study
 from .. import _style as style
 from ._fourtasks import course, matrices
+from ._memory import DOCUMENT_UNITS
 from ._panels import draw_scores, first_setting, scaled_weights
 from .fig4 import scores
 from .figs14 import PAPER, QUICK
@@ -23,12 +24,14 @@ class InterferenceSweep(Study):
 
     source = "hazelden2025/figS15"
     presets = {"quick": QUICK, "paper": PAPER}
+    vectorized = ("seed",)
+    version = 2
     expected = {"quick": 45.0, "paper": 2_500_000.0}
 
     def compute(self, hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed):
-        """Train one GRU and follow its tasks."""
-        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, seed)
-        return matrices(found)
+        """Train the GRUs of one g and follow their tasks."""
+        found = course(hidden, period, batch, angles, is_balanced, steps, record, scaled, g, tuple(seed))
+        return matrices(found, seed)
 
     def draw(self, data):
         """Cumulative scores at four iterations."""
@@ -49,6 +52,8 @@ class InterferenceSweep(Study):
         data = first_setting(data)
         _, updates = scores(data)
         mean = updates["Pro/Anti"].mean("iteration").median("seed")
+        small = float(mean.sel(g=slice(None, 3.0)).mean())
+        is_small = int(data.hidden) < DOCUMENT_UNITS
         lead = updates["Pro/Anti"] - updates["Mem/Del"]
         early = lead.cumsum("iteration").sel(iteration=100).median("seed")
         yield Claim(
@@ -66,12 +71,16 @@ class InterferenceSweep(Study):
             note="smallest mean M of Pro/Anti, g up to 3",
         )
         yield Claim(
-            "for large g the overall alignment of updates is lower",
+            "for large g the overall alignment of updates is lower (mean M of 0.25 or less)",
             measured=float(mean.sel(g=slice(9.5, None)).mean()),
-            at_most=0.25,
+            at_least=None if is_small else 0.25,
+            at_most=0.25 if is_small else None,
             source="Fig. S15",
-            note="mean M of Pro/Anti near g = 10; where g multiplies the recurrent weights alone, two of "
-            "three networks of 64 units had about 0.5",
+            erratum=""
+            if is_small
+            else "It is lower than for small g, by half, but not that low: updates align in learning.",
+            note=f"mean M of Pro/Anti near g = 10, for g up to 3 {small:.2g}; where g multiplies the "
+            "recurrent weights alone, two of three networks of 64 units had about 0.5",
         )
         total = np.abs(lead.mean("iteration").median("seed"))
         yield Claim(

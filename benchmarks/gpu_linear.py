@@ -1,0 +1,82 @@
+"""Ensembles of exact flows on one accelerator, against NumPy on one core of the same machine, in one run.
+
+    python benchmarks/gpu_linear.py [--sizes 20 64] [--members 100 1000] [--repeats 7]
+
+Losses of all networks at 100 times by one jitted, vmapped program in float64. Plain and tuned NumPy are those
+of ``bench_linear.py``, timed on at most 100 networks and scaled. The losses of these networks are compared
+with those of the same program on the CPU. Works from a source tree that is not installed.
+"""
+
+import argparse
+import importlib.metadata
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+try:
+    importlib.metadata.version("nullcline")
+except importlib.metadata.PackageNotFoundError:
+    installed_version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "0+source" if name == "nullcline" else installed_version(name)
+
+# Importing it leaves this process one core.
+from bench_linear import clock, plain, tuned  # isort: skip
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
+from nullcline import linear
+
+TIMES, TIMED = 100, 100
+"""Times of each network, and networks that NumPy is timed on."""
+
+
+def row(size: int, members: int, repeats: int) -> str:
+    """One row of the table."""
+    networks = jax.vmap(lambda k: linear.lambda_balanced(size, size, size, 1.0, 0.3, key=k))(
+        jr.split(jr.key(0), members)
+    )
+    sigma = jr.normal(jr.key(1), (size, size)) / size**0.5
+    task, times = linear.Task.from_correlation(sigma), jnp.linspace(0.0, 6.0, TIMES)
+    run = jax.jit(
+        jax.vmap(lambda n, task, times: linear.observe_flow(n, task, times, linear.loss), (0, None, None))
+    )
+    first, fast = clock(lambda: run(networks, task, times), repeats)
+    part = jax.tree.map(lambda leaf: leaf[:TIMED], networks)
+    w1, w2, target, grid = (np.asarray(a) for a in (part.w1, part.w2, sigma, times))
+
+    def numpy(solve):
+        return lambda: [solve("loss", a, b, target, 1.0, grid) for a, b in zip(w1, w2, strict=True)]
+
+    scale = members / len(w1)
+    slow, better = (scale * clock(numpy(solve), 2)[1] for solve in (plain, tuned))
+    here = np.asarray(run(part, task, times))
+    with jax.default_device(jax.devices("cpu")[0]):
+        there = np.asarray(run(*jax.device_put((part, task, times), jax.devices("cpu")[0])))
+    gap = np.max(np.abs(here - there))
+    return (
+        f"| {members} × {size} | {1e3 * slow:.0f} | {1e3 * better:.0f} | {1e3 * fast:.2f} | "
+        f"{slow / fast:.0f} | {better / fast:.1f} | {first:.1f} | {gap:.0e} |"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[20, 64])
+    parser.add_argument("--members", type=int, nargs="+", default=[100, 1000])
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    device = jax.devices()[0].device_kind
+    print(f"{device}, JAX {jax.__version__}, NumPy {np.__version__}; milliseconds, shortest laps\n")
+    print("| networks × size | plain NumPy | tuned NumPy | vmapped | ratio | to tuned | first, s | gap |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for size in options.sizes:
+        for members in options.members:
+            print(row(size, members, options.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()
