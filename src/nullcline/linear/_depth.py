@@ -14,7 +14,6 @@ the finite form of the hypergeometric series, inverted here by bisection. The fi
 
 import functools
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -216,6 +215,10 @@ def layer_flow(
 
 @eqx.filter_jit
 def _solve_layers(s, w0, t, rtol: float, max_steps: int):
+    # Here, where it is used: it takes longer to import than the rest of the room.
+    with jax.ensure_compile_time_eval():
+        import diffrax
+
     control = diffrax.ClipStepSizeController(diffrax.PIDController(rtol=rtol, atol=1e-3 * rtol), step_ts=t)
     term = diffrax.ODETerm(lambda t, w, s: _others(w) * (s - jnp.prod(w)))
 

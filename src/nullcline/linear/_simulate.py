@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +61,10 @@ def integrate_flow(
 
 @partial(jax.jit, static_argnums=6)
 def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: int):
+    # Here, where it is used: it takes longer to import than the rest of the room.
+    with jax.ensure_compile_time_eval():
+        import diffrax
+
     dtype = network.w1.dtype
     clock = times.astype(dtype) / jnp.asarray(tau, dtype)
     end = clock[-1]
