@@ -103,7 +103,7 @@ def test_observables_of_a_batch_are_those_of_each(case):
     batch = jax.tree.map(lambda *x: jnp.stack(x), exact, weaker)
     together = jax.jit(lambda flow: linear.ntk_distance(flow, task))(batch)
     for many, alone in zip(together, (exact, weaker), strict=True):
-        np.testing.assert_allclose(many, linear.ntk_distance(alone, task), atol=1e-13)
+        np.testing.assert_allclose(many, linear.ntk_distance(trajectory=alone, task=task), atol=1e-13)
 
 
 def test_similarity_matrices(case):

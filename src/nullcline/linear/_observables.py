@@ -78,10 +78,10 @@ def _over_batch(observe: _Observable) -> _Observable:
     """Let an observable take a batch of trajectories, as ``vmap`` returns it: one result for each."""
 
     @wraps(observe)
-    def each(state: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(state, Trajectory) and state.status.ndim > 0:
-            return jax.vmap(lambda one: each(one, *args, **options))(state)
-        return observe(state, *args, **options)
+    def each(*args: Any, **options: Any) -> Any:
+        if args and isinstance(args[0], Trajectory) and args[0].status.ndim > 0:
+            return jax.vmap(lambda one: each(one, *args[1:], **options))(args[0])
+        return observe(*args, **options)
 
     return cast(_Observable, each)
 
