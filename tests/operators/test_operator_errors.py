@@ -14,6 +14,8 @@ X = jnp.zeros((2, 3, 2))
 Z = jnp.zeros(4)
 W = jnp.eye(4)
 
+WILD = jnp.full(1, 1e60)
+
 
 def step(p, z, x):
     return jnp.tanh(p @ z) + x[0]
@@ -169,6 +171,13 @@ def test_what_looks_at_values_says_so_under_jit(flow):
     for function in (operators.spectrum, operators.effective_rank):
         with pytest.raises(ValueError, match=r"cannot run under `jit`.*consensus"):
             jax.eval_shape(lambda flow, f=function: f(flow.propagator), flow)
+
+
+def test_spectra_beyond_the_range_of_numbers_are_refused():
+    """Steps that multiply by 1e60: states stay zero, P reaches 1e300 and its square overflows."""
+    unstable = operators.linearize(lambda w, z, x: w * z + x, jnp.zeros((1, 6, 1)), jnp.zeros(1), params=WILD)
+    with pytest.raises(ValueError, match=r"range of float64.*fewer steps.*`lyapunov`"):
+        operators.spectrum(unstable.propagator)
 
 
 def test_spectra_and_ranks_refuse(flow):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from . import _kernels
-from ._operator import DENSE_LIMIT, AbstractOperator, square_root, whitened_mv
+from ._operator import DENSE_LIMIT, AbstractOperator, check_finite, square_root, whitened_mv
 from ._parameter import ParameterOperator
 from ._propagator import Propagator
 from ._spectrum import Spectrum
@@ -60,7 +60,10 @@ class Consensus(eqx.Module):
     def values(self) -> Float[Array, " kept"]:
         """Spectrum, largest first: eigenvalues of a positive semi-definite matrix, else singular values."""
         given = self.factor if self.whole is None else self.whole
-        return _values(self) if is_on_host(given) else _compiled_values(self)
+        assert given is not None
+        values = _values(self) if is_on_host(given) else _compiled_values(self)
+        check_finite(values, given.dtype)
+        return values
 
     def modes(self, k: int) -> Float[Array, "k kept"]:
         """The first k modes, as unit vectors on the kept axes."""

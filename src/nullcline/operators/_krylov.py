@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from ._operator import AbstractOperator, whitened_mv, whitened_rmv
+from ._operator import AbstractOperator, check_finite, whitened_mv, whitened_rmv
 
 _CHUNK = 16
 
@@ -109,6 +109,7 @@ def expand(operator: AbstractOperator, block: Array, steps: int, is_done: Any = 
         is_last = step == steps - 1 or (step + 2) * width > size
         if is_last or (is_done is not None and step % 5 == 4):
             projected, leaving = _assemble(columns, width)
+            check_finite(projected, block.dtype)
             if is_last or is_done(projected, leaving):
                 break
     return Krylov(jnp.concatenate(chunks)[: width * len(columns)], projected, leaving, width)
@@ -164,6 +165,7 @@ def expand_trials(
         columns.append((alpha, beta))
         if step == steps - 1 or step % 4 == 3:
             projected, leaving = _tridiagonal(columns)
+            check_finite(projected, now.dtype)
             if is_done(projected, leaving):
                 break
     return TrialKrylov(jnp.concatenate(chunks, axis=1)[:, : len(columns)], projected, leaving)

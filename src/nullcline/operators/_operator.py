@@ -35,6 +35,16 @@ def check_values(operator: "AbstractOperator", name: str) -> None:
         )
 
 
+def check_finite(values: Any, dtype: Any) -> None:
+    """Refuse a spectrum that has overflown, as that of P along unstable trajectories does."""
+    if is_concrete(values) and not np.all(np.isfinite(np.asarray(values))):
+        raise ValueError(
+            f"The spectrum leaves the range of {dtype}: trajectories are so unstable that squares of values "
+            "overflow. Take fewer steps, or float64 instead of float32; `lyapunov` sums logarithms and has "
+            "no such limit."
+        )
+
+
 def is_printable(array: Any, ndim: int) -> bool:
     """Whether a repr can show its values: neither traced, nor batched, nor replaced by something else."""
     return eqx.is_array(array) and is_concrete(array) and array.ndim == ndim

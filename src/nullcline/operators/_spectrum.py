@@ -14,6 +14,7 @@ from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
 from ._operator import (
     DENSE_LIMIT,
     AbstractOperator,
+    check_finite,
     check_values,
     is_printable,
     square_root,
@@ -211,6 +212,7 @@ def _by_matrix(
         )
     is_wide = root is None or root.out_space.size <= root.in_space.size
     matrix = np.asarray(operator.whitened() if root is None else _gram(root, is_wide))
+    check_finite(matrix, matrix.dtype)
     if with_modes:
         squares, vectors = np.linalg.eigh(matrix)
         vectors = vectors[:, ::-1][:, :k].T
@@ -360,6 +362,7 @@ def _result(
     is_complete: bool,
     dimension: int,
 ) -> Spectrum:
+    check_finite(values, operator.out_space.dtype)
     residuals = None
     if modes is not None:
         space = operator.out_space
