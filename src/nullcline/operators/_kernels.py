@@ -103,7 +103,7 @@ def factored(operator: "ParameterOperator") -> Factored | None:
     entries, groups = _groups(structure)
     scales = None
     if any(factor != 1 for factor in scale.values()):
-        scales = [np.sqrt(np.asarray(scale[use.name], flow.states.dtype)) for use in structure.layout.uses]
+        scales = [np.asarray(np.sqrt(scale[use.name]), flow.states.dtype) for use in structure.layout.uses]
     is_uniform = all(_is_uniform(group) for group in groups)
     return Factored(structure, groups, scales, entries, is_uniform)
 
@@ -314,7 +314,8 @@ def unit_modes(form: Factored, units: Array, ranks: Array) -> Array:
         vectors = jnp.linalg.eigh(gram_of_smaller_side(flat))[1]
         vector = vectors[:, vectors.shape[1] - 1 - rank]
         vector = vector if flat.shape[0] <= flat.shape[1] else flat @ vector
-        vector = vector / jnp.linalg.norm(vector)
+        norm = jnp.linalg.norm(vector)
+        vector = vector / jnp.where(norm > 0, norm, 1)  # a unit at rest has no modes
         out = jnp.zeros((rows, form.shape[2] + 1), vector.dtype)
         return out.at[:, index[unit]].set(vector.reshape(rows, components))[:, :-1]
 
