@@ -197,7 +197,7 @@ def ntk_distance(
     r"""Kernel distance from the start, :math:`S(t) = 1 - \langle K_0, K_t\rangle/(\|K_0\|\|K_t\|)`.
 
     0 for a lazy network, whose tangent kernel keeps its direction. On whitened inputs it depends on the
-    weights alone; samples are not needed.
+    weights alone; samples are not needed. A network of zero weights has no kernel: distances are NaN.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
 
     With the SVD :math:`USV^\top` of the target: the larger Frobenius cosine of :math:`W_1^\top W_1` with
     :math:`VSV^\top` and :math:`VS^2V^\top`, and likewise of :math:`W_2W_2^\top` with :math:`USU^\top` and
-    :math:`US^2U^\top`.
+    :math:`US^2U^\top`. NaN for a target or a layer of zeros, which has no direction.
     """
     g1, g2, v, u = _factors(state, task)
     left, s, right = jnp.linalg.svd(after(task.target, g1), full_matrices=False)
