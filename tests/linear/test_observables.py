@@ -101,8 +101,11 @@ def test_observables_of_a_batch_are_those_of_each(case):
     _, task, exact = case
     weaker = eqx.tree_at(lambda flow: (flow.g1, flow.g2), exact, (exact.g1[::-1], 0.5 * exact.g2))
     batch = jax.tree.map(lambda *x: jnp.stack(x), exact, weaker)
-    together = jax.jit(lambda flow: linear.ntk_distance(flow, task))(batch)
-    for many, alone in zip(together, (exact, weaker), strict=True):
+    by_place, by_name = jax.jit(
+        lambda flow: (linear.ntk_distance(flow, task), linear.ntk_distance(task=task, trajectory=flow))
+    )(batch)
+    np.testing.assert_array_equal(by_place, by_name)
+    for many, alone in zip(by_place, (exact, weaker), strict=True):
         np.testing.assert_allclose(many, linear.ntk_distance(trajectory=alone, task=task), atol=1e-13)
 
 

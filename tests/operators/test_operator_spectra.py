@@ -420,3 +420,11 @@ def test_a_krylov_space_that_is_complete_goes_on():
     assert top.is_converged.all()
     rank = operators.effective_rank(P, method="quadrature")
     np.testing.assert_allclose([rank.rank, rank.total], [0.95 * 24, 24], rtol=1e-9)
+
+
+def test_units_at_rest_have_no_modes():
+    """A ReLU network that never fires and has no bias: K is zero, and its modes are not NaN."""
+    cell = recurrent.rate_cell(1, 3, 1, nonlinearity="relu", dt=1.0, key=jr.key(0))
+    found = operators.spectrum(operators.linearize(cell, jnp.zeros((2, 4, 1))).parameter_operator, 2)
+    np.testing.assert_array_equal(found.values, 0)
+    assert np.isfinite(np.asarray(found.modes)).all()

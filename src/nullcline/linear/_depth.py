@@ -215,7 +215,8 @@ def layer_flow(
 
 @eqx.filter_jit
 def _solve_layers(s, w0, t, rtol: float, max_steps: int):
-    # Here, where it is used: it takes longer to import than the rest of the room.
+    # Here, where it is used: it takes longer to import than the rest of the room. It makes arrays of its own
+    # on import, which must not be traced.
     with jax.ensure_compile_time_eval():
         import diffrax
 

@@ -7,6 +7,7 @@ no axis of times. Of a batch of trajectories (``vmap``) the results have the axe
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
@@ -76,9 +77,12 @@ _Observable = TypeVar("_Observable", bound=Callable)
 
 def _over_batch(observe: _Observable) -> _Observable:
     """Let an observable take a batch of trajectories, as ``vmap`` returns it: one result for each."""
+    name = next(iter(signature(observe).parameters))
 
     @wraps(observe)
     def each(*args: Any, **options: Any) -> Any:
+        if name in options:  # a batch must not pass for one trajectory because it is named
+            args = (options.pop(name), *args)
         if args and isinstance(args[0], Trajectory) and args[0].status.ndim > 0:
             return jax.vmap(lambda one: each(one, *args[1:], **options))(args[0])
         return observe(*args, **options)

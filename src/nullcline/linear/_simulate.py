@@ -61,7 +61,8 @@ def integrate_flow(
 
 @partial(jax.jit, static_argnums=6)
 def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: int):
-    # Here, where it is used: it takes longer to import than the rest of the room.
+    # Here, where it is used: it takes longer to import than the rest of the room. It makes arrays of its own
+    # on import, which must not be traced.
     with jax.ensure_compile_time_eval():
         import diffrax
 
