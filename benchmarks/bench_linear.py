@@ -7,19 +7,23 @@ the other; *tuned* works in the eigenbasis and is vectorized over time. Both los
 
 Prints the shortest of several laps, compilation apart, and ratios: on a shared machine longer ones time the
 neighbors. All on one core unless ``--cores`` says otherwise: threads of BLAS and of XLA that share a busy
-machine make times meaningless.
+machine make times meaningless. Ensembles run a second time, in a process of their own, on all cores, which
+both sides may use: NumPy by the threads of its BLAS, the exact flow by one device a core.
 """
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from functools import partial
 
 CORES = int(sys.argv[sys.argv.index("--cores") + 1]) if "--cores" in sys.argv else 1
 os.environ |= {"OMP_NUM_THREADS": str(CORES), "OPENBLAS_NUM_THREADS": str(CORES)}
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-CORES:])
+CAN_PIN = hasattr(os, "sched_setaffinity")
+ALLOWED = sorted(os.sched_getaffinity(0)) if CAN_PIN else list(range(os.cpu_count() or 1))
+if CAN_PIN:
+    os.sched_setaffinity(0, ALLOWED[-CORES:])
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +32,7 @@ import numpy as np
 from jax.lax.linalg import triangular_solve
 
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_num_cpu_devices", CORES)
 
 from nullcline import linear
 
@@ -161,7 +166,6 @@ def ensemble(size, count, members, repeats):
     )
     sigma = jr.normal(jr.key(1), (size, size)) / size**0.5
     task, times = linear.Task.from_correlation(sigma), jnp.linspace(0.0, 6.0, count)
-    run = jax.jit(jax.vmap(lambda n: linear.observe_flow(n, task, times, linear.loss)))
     w1, w2, target = (np.asarray(a) for a in (networks.w1, networks.w2, sigma))
 
     def numpy(solve):
@@ -170,12 +174,15 @@ def ensemble(size, count, members, repeats):
         ]
 
     slow, better = clock(numpy(plain), repeats)[1], clock(numpy(tuned), repeats)[1]
-    first, fast = clock(lambda: run(networks), repeats)
+    first, fast = clock(lambda: linear.observe_flow(networks, task, times, linear.loss), repeats)
+    who = f"{members} × {size}" + ("" if CORES == 1 else f", {CORES} cores")
     print(
-        f"| {members} × {size} | {count} | loss | {1e3 * slow:.1f} | {1e3 * better:.1f} | {1e3 * fast:.1f} | "
+        f"| {who} | {count} | loss | {1e3 * slow:.1f} | {1e3 * better:.1f} | {1e3 * fast:.1f} | "
         f"{slow / fast:.1f} | {better / fast:.2f} | {first:.1f} |{verdict(slow / fast, BARS['ensemble'])}",
         flush=True,
     )
+    if CORES > 1:
+        return
     floor = clock(lambda: matrix_work(networks.w1, networks.w2, count), repeats)[1]
     what = f"{members} × {size} | {count} | matrix work alone"
     print(f"| {what} | | | {1e3 * floor:.1f} | {slow / floor:.1f} | | |", flush=True)
@@ -246,7 +253,9 @@ def ensemble_simulation(size, members):
         flow = linear.integrate_flow(network, task, times, rtol=1e-13, atol=1e-15, max_steps=10**7)
         return linear.loss(flow, task)
 
-    exact = jax.jit(jax.vmap(lambda n: linear.observe_flow(n, task, times, linear.loss)))
+    def exact(networks):
+        return linear.observe_flow(networks, task, times, linear.loss)
+
     ode = jax.jit(jax.vmap(integrate))
     fast, slow = clock(lambda: exact(networks), 7)[1], clock(lambda: ode(networks), 1)[1]
     # Half of them start with a determinant of the wrong sign and end on a saddle, which the solver leaves.
@@ -256,13 +265,33 @@ def ensemble_simulation(size, members):
     print(text + verdict(slow / fast, BARS["ode"]), flush=True)
 
 
+def ensembles():
+    for size in (4, 8, 20):
+        ensemble(size, 100, 100, 15)
+    ensemble(20, 1000, 100, 3)
+
+
+def all_cores():
+    """The ensembles again in a process of its own: cores are shared out when JAX starts."""
+    command = [sys.executable, __file__, "--only-ensembles", "--cores", str(len(ALLOWED))]
+    if CAN_PIN:
+        os.sched_setaffinity(0, ALLOWED)
+    subprocess.run(command, check=True)
+    if CAN_PIN:
+        os.sched_setaffinity(0, ALLOWED[-CORES:])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 64, 256])
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--only-ensembles", action="store_true")
     options = parser.parse_args()
+    if options.only_ensembles:
+        ensembles()
+        return
     print(f"cores: {CORES}, JAX {jax.__version__}, NumPy {np.__version__}; milliseconds, shortest laps\n")
     print(
         "| size | times | asked for | plain NumPy | tuned NumPy | exact | ratio | to tuned | first call, s |"
@@ -272,9 +301,9 @@ def main():
     for size in options.sizes:
         for count in options.counts:
             growth[size, count] = single(size, count, options.repeats if size < 100 else 3)
-    for size in (4, 8, 20):
-        ensemble(size, 100, 100, 7)
-    ensemble(20, 1000, 100, 3)
+    ensembles()
+    if CORES == 1 < len(ALLOWED):
+        all_cores()
     print()
     for (size, count), seconds in growth.items():
         for other in [(s, c) for s, c in growth if (c == count and s > size) or (s == size and c > count)][

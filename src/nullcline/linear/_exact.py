@@ -1,6 +1,7 @@
 """The exact gradient flow of λ-balanced networks."""
 
 import math
+import operator
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,9 @@ _GROUPS_UNDER_TRACE = 4
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
+# Multiply-adds of one batched LAPACK call where several devices share a CPU. Larger calls are split over the
+# thread pool that the devices share, and wait for it, each for the other (JAX 0.10; seen from 250,000 on).
+_WORK_OF_A_CALL = 65536
 
 
 def exact_flow(
@@ -92,23 +96,29 @@ def observe_flow(
 ) -> PyTree:
     """What one sees along the exact flow, without keeping its states: the way to sweep many networks.
 
-    ``jax.vmap(lambda n: linear.observe_flow(n, task, times, linear.loss))(networks)`` gives the same numbers
-    as ``linear.loss(linear.exact_flow(n, task, times), task)``, at half the time for a hundred networks,
-    whose states would not fit the cache.
+    ``linear.observe_flow(network, task, times, linear.loss)`` gives the numbers of
+    ``linear.loss(linear.exact_flow(network, task, times), task)``. For a hundred networks, whose states would
+    not fit the cache, it takes half the time.
 
     Parameters
     ----------
-    network, task, times, tau, lam, tolerance
-        As in ``exact_flow``, with the same errors.
+    network
+        One network, or a batch as ``jax.vmap`` of an initializer returns it. A batch is shared out among the
+        devices that JAX has: GPUs, or the cores of a CPU if a script begins with
+        ``jax.config.update("jax_num_cpu_devices", 8)``.
+    task, times, tau, lam, tolerance
+        As in ``exact_flow``, with the same errors; one ``lam`` for a batch. Under ``vmap`` give ``lam`` if it
+        is known: the charts that times share depend on it, and without it there are more than needed.
     observe
         A function of a trajectory of one time and of the task, such as ``linear.loss``: called once for each
-        time. For the kernel distance name its reference:
-        ``lambda now, task: linear.ntk_distance(now, task, start=network)``. Outside ``jit`` define it once:
-        each new function is compiled anew.
+        time. For the kernel distance name its reference,
+        ``lambda now, task: linear.ntk_distance(now, task, start=network)``, and map over a batch with
+        ``jax.vmap``. Outside ``jit`` define it once: each new function is compiled anew.
 
     Returns
     -------
-    What ``observe`` returns, times in front; NaN, where nothing can raise, if the flow is not defined.
+    What ``observe`` returns, networks (of a batch) and times in front; NaN, where nothing can raise, if the
+    flow is not defined.
     """
     return _evaluate(network, task, times, tau, lam, tolerance, observe)
 
@@ -117,7 +127,10 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     """Check the arguments, choose the charts, solve."""
     times = require_times(times)
     w1, w2 = network.w1, network.w2
-    check_fit(network, task)
+    is_batch = observe is not None and w1.ndim == 3
+    check_fit(network, task, ndim=3 if is_batch else 2)
+    if is_batch and w1.shape[0] == 0:
+        raise ValueError(f"`network` is a batch without networks, w1 has shape {w1.shape}.")
     require_positive("tau", tau)
     if lam is not None:
         require_scalar("lam", lam)
@@ -132,16 +145,24 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
             "The exact solution needs isotropic inputs, XXᵀ/P = κ·(projector), and those of `task` are not. "
             "Whiten them with `linear.whiten(x)`, or use `linear.integrate_flow`, which takes any inputs."
         )
-    leaves = (w1, w2, task.x, task.y, task.correlation, times)
-    ends, entries = _equal_groups(times.shape[0]), _ENTRIES_UNDER_TRACE
-    if is_concrete(*leaves, lam, tau):
-        entries = _ENTRIES
-        rate, clock = _check_values(network, task, tau, lam, tolerance)
-        ends = _share_charts(np.asarray(times), rate * clock)
     data = (task.x, task.y, task.correlation)
+    ends, entries = _equal_groups(times.shape[0]), _ENTRIES_UNDER_TRACE
+    if is_concrete(*data, times, lam, tau):
+        target, span, kappa = _concrete_task(task)
+        # A λ that is given tells which times may share a chart, as weights do that can be inspected.
+        balance = lam
+        if is_concrete(w1, w2):
+            check = _check_batch if is_batch else _check_values
+            balance = check(network, target, span, lam, tolerance)
+            entries = _ENTRIES_UNDER_TRACE if is_batch else _ENTRIES
+        if balance is not None:
+            rate = float(np.hypot(_largest_singular(target), float(balance) / 2))
+            ends = _share_charts(np.asarray(times), rate * kappa / float(tau))
     arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
     # A task that is not traced is one for all networks, and so is its decomposition.
     known = (task.is_isotropic, task.is_spanning, is_concrete(*data))
+    if is_batch:
+        return _solve_batch(*arrays, known, entries, observe, _devices_for(network))
     return _solve(*arrays, known, entries, observe)
 
 
@@ -150,9 +171,9 @@ def balance_tolerance(dtype) -> float:
     return 1e-8 if jnp.finfo(dtype).bits == 64 else 1e-4
 
 
-def check_fit(network: Network, task: Task) -> None:
-    """Raise unless this is one network and its sizes agree with those of the task."""
-    if network.w1.ndim != 2:
+def check_fit(network: Network, task: Task, ndim: int = 2) -> None:
+    """Raise unless this is one network (``ndim=3``: one batch) whose sizes agree with those of the task."""
+    if network.w1.ndim != ndim:
         raise ValueError(
             f"`network` holds a batch of networks, w1 has shape {network.w1.shape}: use "
             "`jax.vmap(lambda network: …)(networks)`."
@@ -235,6 +256,42 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
     return Trajectory(times, g1, g2, basis.v, basis.u, status)
 
 
+@partial(jax.jit, static_argnums=(8, 9, 10, 11))
+def _solve_batch(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, observe, devices):
+    """The solutions of many networks, the same number on each device."""
+    rest = (data, times, ends, tau, lam, tolerance)
+
+    def solve(weights, rest):
+        return _solve(*weights, *rest, known, entries, observe)
+
+    if devices == 1:
+        return jax.vmap(lambda *weights: solve(weights, rest))(w1, w2)
+
+    group = None
+    if jax.default_backend() == "cpu":
+        hidden, n = w1.shape[1], w1.shape[2] + w2.shape[1]
+        group = max(1, _WORK_OF_A_CALL // (hidden * max(entries, n * hidden)))
+
+    def share(weights, rest):
+        return _each(lambda weights: solve(weights, rest), weights, group)
+
+    members = w1.shape[0]
+    # The last network is repeated until every device has as many.
+    fill = np.minimum(np.arange(-(-members // devices) * devices), members - 1)
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices()[:devices]), ("members",))
+    split, whole = jax.sharding.PartitionSpec("members"), jax.sharding.PartitionSpec()
+    run = jax.shard_map(share, mesh=mesh, in_specs=(split, whole), out_specs=split, check_vma=False)
+    return jax.tree.map(lambda seen: seen[:members], run((w1[fill], w2[fill]), rest))
+
+
+def _devices_for(network: Network) -> int:
+    """How many devices share a batch: all, or one if the batch is traced or was put on one."""
+    w1 = network.w1
+    if not is_concrete(w1, network.w2) or (w1.committed and len(w1.sharding.device_set) == 1):
+        return 1
+    return min(jax.local_device_count(), w1.shape[0])
+
+
 def _each(function, values, batch: int | None):
     """``vmap`` in batches of equal size, at most that many at once; None for all."""
     count = len(jax.tree.leaves(values)[0])
@@ -249,18 +306,23 @@ def _each(function, values, batch: int | None):
     return jax.tree.map(lambda x: x[:count], results)
 
 
-def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> tuple[float, float]:
-    """Raise on weights that are not balanced; return the fastest rate and the speed of the clock."""
-    w1, w2 = np.asarray(network.w1), np.asarray(network.w2)
-    kappa = 1.0
+def _concrete_task(task: Task) -> tuple[np.ndarray, np.ndarray | None, float]:
+    """The target, the projector on the inputs (None: identity) and their variance κ, the speed of time."""
     if task.x is None:
-        target = np.asarray(task.correlation)
-    else:
-        x = np.asarray(task.x)
-        sigma_xx = x @ x.T / x.shape[1]
-        kappa = float(np.sum(sigma_xx**2) / np.trace(sigma_xx))
-        target = np.asarray(task.y) @ x.T / (x.shape[1] * kappa)
-        w1 = w1 if task.is_spanning else w1 @ (sigma_xx / kappa)
+        return np.asarray(task.correlation), None, 1.0
+    x = np.asarray(task.x)
+    sigma_xx = x @ x.T / x.shape[1]
+    kappa = float(np.sum(sigma_xx**2) / np.trace(sigma_xx))
+    target = np.asarray(task.y) @ x.T / (x.shape[1] * kappa)
+    return target, None if task.is_spanning else sigma_xx / kappa, kappa
+
+
+def _check_values(
+    network: Network, target: np.ndarray, span: np.ndarray | None, lam, tolerance: float
+) -> float:
+    """Raise on weights that are not balanced; return their λ."""
+    w1, w2 = np.asarray(network.w1), np.asarray(network.w2)
+    w1 = w1 if span is None else w1 @ span
     for name, value in (("w1", w1), ("w2", w2), ("task", target)):
         if not np.isfinite(value).all():
             raise ValueError(f"`{name}` must be finite, got NaN or infinite entries.")
@@ -291,7 +353,32 @@ def _check_values(network: Network, task: Task, tau, lam, tolerance: float) -> t
             f"`lam` = {float(lam):.9g} contradicts the weights, which are balanced with λ = {seen:.9g}. "
             "Omit `lam`."
         )
-    return float(np.hypot(_largest_singular(target), seen / 2)), kappa / float(tau)
+    return seen
+
+
+def _check_batch(
+    network: Network, target: np.ndarray, span: np.ndarray | None, lam, tolerance: float
+) -> float:
+    """Raise on a batch with weights that are not balanced; return the largest |λ|."""
+    bound = max(balance_tolerance(network.w1.dtype), 10 * tolerance)
+    seen, residual = (np.asarray(each) for each in _balances(network, span))
+    # In this form a NaN is suspicious, too. All suspects are asked one by one, which tells what is wrong.
+    suspects = ~(residual <= bound) | (False if lam is None else ~(np.abs(seen - float(lam)) <= bound))
+    if network.w1.dtype == np.float32 or not np.isfinite(target).all():
+        suspects[:] = True
+    for index in np.flatnonzero(suspects):
+        try:
+            _check_values(jax.tree.map(operator.itemgetter(index), network), target, span, lam, tolerance)
+        except ValueError as error:
+            raise ValueError(f"Network {index} of the batch: {error}") from None
+    return float(np.max(np.abs(seen)))
+
+
+@jax.jit
+def _balances(network: Network, span: np.ndarray | None):
+    """λ and residual of every network of a batch."""
+    w1 = network.w1 if span is None else network.w1 @ span
+    return jax.vmap(lambda w1, w2: balance_residual(Network(w1, w2)))(w1, network.w2)
 
 
 def _warn_of_float32(w1: np.ndarray, w2: np.ndarray) -> None:
