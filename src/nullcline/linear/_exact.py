@@ -26,8 +26,8 @@ _GROUPS_UNDER_TRACE = 4
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
-# Multiply-adds of one batched LAPACK call where several devices share a CPU. Larger calls are split over the
-# thread pool that the devices share, and wait for it, each for the other (JAX 0.10; seen from 250,000 on).
+# Multiply-adds of one batched LAPACK call where several devices share a CPU: before JAX 0.11.2 larger calls
+# are split over the thread pool of all devices and wait for it, each for the others (from 250,000 on).
 _WORK_OF_A_CALL = 65536
 
 
@@ -105,7 +105,8 @@ def observe_flow(
     network
         One network, or a batch as ``jax.vmap`` of an initializer returns it. A batch is shared out among the
         devices that JAX has: GPUs, or the cores of a CPU if a script begins with
-        ``jax.config.update("jax_num_cpu_devices", 8)``.
+        ``jax.config.update("jax_num_cpu_devices", 4)`` (measured for 20 units: two cores are 1.6 times as
+        fast as one, sixteen 2.5 times, since threads share one BLAS).
     task, times, tau, lam, tolerance
         As in ``exact_flow``, with the same errors; one ``lam`` for a batch. Under ``vmap`` give ``lam`` if it
         is known: the charts that times share depend on it, and without it there are more than needed.
@@ -268,7 +269,7 @@ def _solve_batch(w1, w2, data, times, ends, tau, lam, tolerance, known, entries,
         return jax.vmap(lambda *weights: solve(weights, rest))(w1, w2)
 
     group = None
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11, 2):
         hidden, n = w1.shape[1], w1.shape[2] + w2.shape[1]
         group = max(1, _WORK_OF_A_CALL // (hidden * max(entries, n * hidden)))
 
