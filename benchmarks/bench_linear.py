@@ -267,8 +267,8 @@ def ensemble_simulation(size, members):
 
 def ensembles():
     for size in (4, 8, 20):
-        ensemble(size, 100, 100, 15)
-    ensemble(20, 1000, 100, 3)
+        ensemble(size, 100, 100, 41)
+    ensemble(20, 1000, 100, 7)
 
 
 def all_cores():
