@@ -47,6 +47,10 @@ def task():
             lambda: linear.exact_flow(square(), linear.Task.from_correlation(jnp.eye(4)), [1.0]),
             ["`network`", "4"],
         ),
+        (
+            lambda: linear.exact_flow(square(), linear.Task.from_correlation(1e200 * jnp.eye(3)), [1.0]),
+            ["`task`", "1e+200", "rescale"],
+        ),
         (lambda: linear.exact_flow(square(), task(), [-1.0]), ["`times`", "at least 0", "-1"]),
         (lambda: linear.exact_flow(square(), task(), [1.0, 0.5]), ["`times`", "sorted"]),
         (lambda: linear.exact_flow(square(), task(), [1.0, np.nan]), ["`times`", "finite"]),

@@ -158,6 +158,11 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
             entries = _ENTRIES_UNDER_TRACE if is_batch else _ENTRIES
         if balance is not None:
             rate = float(np.hypot(_largest_singular(target), float(balance) / 2))
+            if not math.isfinite(rate):
+                raise ValueError(
+                    f"`task` is too large, its correlation has entries up to {np.max(np.abs(target)):.3g}, "
+                    f"whose squares overflow {target.dtype}: rescale its outputs."
+                )
             ends = _share_charts(np.asarray(times), rate * kappa / float(tau))
     arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
     # A task that is not traced is one for all networks, and so is its decomposition.
