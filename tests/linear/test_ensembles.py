@@ -13,6 +13,9 @@ import pytest
 from nullcline import linear
 from nullcline.linear._exact import _devices_for
 
+# A loss is a sum of squares: its error is that of the residuals, of which 1e-13 (squared) is rounding of the
+# function, and relative to a loss that is not yet tiny a few digits more than their 1e-14.
+CLOSE = {"rtol": 1e-11, "atol": 1e-26}
 TIMES = jnp.asarray([0.0, 0.3, 2.0, 9.0, 40.0, 1e3])
 
 
@@ -35,9 +38,9 @@ def test_a_batch_is_each_of_its_networks(task):
     assert batch.shape == (3, len(TIMES))
     for index, seen in enumerate(batch):
         alone = linear.loss(linear.exact_flow(member(networks, index), task, TIMES, tau=2.0), task)
-        np.testing.assert_allclose(seen, alone, rtol=1e-11, atol=1e-26)
+        np.testing.assert_allclose(seen, alone, **CLOSE)
     traced = jax.jit(lambda many: linear.observe_flow(many, task, TIMES, linear.loss, tau=2.0))(networks)
-    np.testing.assert_allclose(traced, batch, rtol=1e-11, atol=1e-26)
+    np.testing.assert_allclose(traced, batch, **CLOSE)
 
 
 def test_a_known_balance_changes_nothing_but_the_charts(task):
@@ -50,6 +53,7 @@ def test_a_known_balance_changes_nothing_but_the_charts(task):
     for found in (functions(0.7), functions(None)):
         for index in range(2):
             alone = linear.exact_flow(member(networks, index), task, TIMES).function
+            # The accuracy of either, ten times the 1e-14 that the solution is accurate to.
             np.testing.assert_allclose(found[index], alone, rtol=0, atol=1e-13)
     # A λ that contradicts the weights cannot raise here: it shows as NaN.
     assert np.isnan(np.asarray(functions(0.3))).all()
@@ -98,6 +102,7 @@ for size in ((20, 20, 20), (10, 30, 10)):
     # What was put on one device stays there.
     there = linear.observe_flow(jax.device_put(networks, jax.devices()[1]), task, times, linear.loss)
     assert there.devices() == {jax.devices()[1]}
+    # Other orders of summation at 20 units: residuals differ by rounding, here squared, at late times.
     np.testing.assert_allclose(seen, np.asarray(there), rtol=1e-9, atol=1e-24)
 """
 

@@ -106,7 +106,7 @@ def observe_flow(
         One network, or a batch as ``jax.vmap`` of an initializer returns it. A batch is shared out among the
         devices that JAX has: GPUs, or the cores of a CPU if a script begins with
         ``jax.config.update("jax_num_cpu_devices", 4)`` (measured for 20 units: two cores are 1.6 times as
-        fast as one, sixteen 2.5 times, since threads share one BLAS).
+        fast as one, sixteen of another machine less than 3 times).
     task, times, tau, lam, tolerance
         As in ``exact_flow``, with the same errors; one ``lam`` for a batch. Under ``vmap`` give ``lam`` if it
         is known: the charts that times share depend on it, and without it there are more than needed.
