@@ -19,6 +19,15 @@ def test_cosine_of_zero_is_not_a_number():
     assert np.isnan(measures.cosine(jnp.zeros(3), jnp.ones(3)))
 
 
+def test_largest_keeps_nan_however_many_values_there_are(key):
+    values = np.array(jr.normal(key, (300, 200)))
+    np.testing.assert_array_equal(measures.largest(jnp.array(values)), np.abs(values).max())
+    np.testing.assert_array_equal(measures.largest(jnp.array(values), 1), np.abs(values).max(1))
+    values[7, 5] = np.nan
+    assert np.isnan(measures.largest(jnp.array(values)))
+    np.testing.assert_array_equal(np.flatnonzero(np.isnan(measures.largest(jnp.array(values), 1))), [7])
+
+
 @pytest.mark.parametrize(
     ("values", "fraction", "power", "rank"),
     [

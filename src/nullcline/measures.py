@@ -1,4 +1,4 @@
-"""Measures that several rooms need: similarity of matrices and the size of a spectrum."""
+"""Measures that several rooms need: of similarity, of the largest entry and of the size of a spectrum."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -13,6 +13,16 @@ def cosine(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array,
     a = a / jnp.max(jnp.abs(a))
     b = b / jnp.max(jnp.abs(b))
     return jnp.sum(a * b) / jnp.sqrt(jnp.sum(a * a) * jnp.sum(b * b))
+
+
+def largest(values: Float[Array, "..."], axis: int | tuple[int, ...] | None = None) -> Float[Array, "..."]:
+    r"""Largest absolute value, :math:`\max_i |x_i|`, over the given axes; NaN if one of them is NaN.
+
+    ``jnp.max`` alone does not promise that: on CPU (JAX 0.10 and 0.11) it drops NaN from some thousand values
+    on, and a difference that is not a number would count as small.
+    """
+    has_nan = jnp.any(jnp.isnan(values), axis=axis)
+    return jnp.where(has_nan, jnp.nan, jnp.max(jnp.abs(values), axis=axis))
 
 
 def effective_rank(

@@ -11,10 +11,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Float, Int
 
 from ._basis import Basis, decay_integral
+
+_LARGE = 4096  # entries of a network that is large
+_PROBES = 4  # random numbers that show what rounding does to a row
 
 
 class Chart(NamedTuple):
@@ -60,36 +64,47 @@ def choose_pivots(
     """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row."""
     n, hidden = rows.shape
     size = jnp.max(jnp.abs(rows), axis=1)
-    # Rounding of each row, carried along: a small pivot magnifies that of its own row.
-    noise = tolerance * (16 * size + 4 * jnp.max(size))
+    # What rounding does to each row is seen on a few random numbers of its size, eliminated like the row
+    # itself. A bound would not do: that of a hundred eliminations exceeds the rows.
+    rounding = tolerance * (16 * size + 4 * jnp.max(size))
+    probes = rounding[:, None] * jnp.asarray(_signs(n), rows.dtype)
 
-    def best(left, scale, noise):
+    def best(left, scale, probes):
         size = jnp.max(jnp.abs(left), axis=1)
+        noise = jnp.sqrt(jnp.mean(probes**2, axis=1))
         value = jnp.where(size > 4 * noise, scale + _log(size), -jnp.inf)
         row = jnp.argmax(value)
         return row, value[row] > 0
 
     def eliminate(_, state):
-        row, is_active, left, scale, noise, pivot = state
+        row, is_active, left, scale, probes, pivot = state
         line = left[row]
         column = jnp.argmax(jnp.abs(line))
-        # Nothing is left once no row is active: a loop of fixed length, since under `vmap` a loop that may
-        # end early copies its whole state at every turn.
+        # In a loop of fixed length nothing is left to do once no row is active.
         top = jnp.where(is_active, line[column], 1)
         entries = jnp.where(is_active, left[:, column], 0)
         # The pivot column cancels to exact zeros, which takes it out of the search.
         ratio = (line / top).at[column].set(1)
-        noise = noise + jnp.abs(entries / top) * noise[row]
         left = left - entries[:, None] * ratio[None, :]
+        probes = probes - (entries / top)[:, None] * probes[row][None, :]
         scale = scale.at[row].set(jnp.where(is_active, -jnp.inf, scale[row]))
         pivot = pivot.at[column].set(jnp.where(is_active, row.astype(pivot.dtype), pivot[column]))
-        row, is_active = best(left, scale, noise)
-        return row, is_active, left, scale, noise, pivot
+        row, is_active = best(left, scale, probes)
+        return row, is_active, left, scale, probes, pivot
 
     identity = n + jnp.arange(hidden, dtype=jnp.int32)
-    row, is_active = best(rows, log_scale, noise)
-    state = (row, is_active, rows, log_scale, noise, identity)
+    row, is_active = best(rows, log_scale, probes)
+    state = (row, is_active, rows, log_scale, probes, identity)
+    # Few rows are active at early times. Small networks do not gain by a loop that may end early, and would
+    # lose under `vmap`, where it copies its whole state at every turn.
+    if n * hidden > _LARGE:
+        return jax.lax.while_loop(lambda state: state[1], lambda state: eliminate(0, state), state)[-1]
     return jax.lax.fori_loop(0, hidden, eliminate, state)[-1]
+
+
+def _signs(n: int) -> np.ndarray:
+    """A few random signs for each row, the same at every call."""
+    return np.random.default_rng(0).choice([-1.0, 1.0], (n, _PROBES))
 
 
 def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]) -> Chart:

@@ -17,8 +17,15 @@ def is_concrete(*values: object) -> bool:
 
 
 def as_float(value: object) -> Array:
-    """``value`` as a floating-point array; integers and lists become floats of the default precision."""
-    array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    """``value`` as a floating-point array; integers and lists become floats of the default precision.
+
+    NumPy arrays and numbers stay concrete inside ``jit``, where ``jnp.asarray`` would hide their values.
+    """
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        with jax.ensure_compile_time_eval():
+            array = jnp.asarray(value)
+    else:
+        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if jnp.issubdtype(array.dtype, jnp.complexfloating):

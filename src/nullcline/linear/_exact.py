@@ -19,10 +19,11 @@ from ._network import Network, balance_residual
 from ._task import Task, isotropy_tolerance
 from ._trajectory import BAD_TIMES, NOT_WHITE, OK, UNBALANCED, Trajectory
 
-# A chart serves earlier times at full accuracy while l·(t* − t) ≤ 16, or down to t*/4. One for all times
-# costs four digits at worst; four charts leave errors below 1e-12.
-_REACH, _RATIO = 16.0, 4.0
-_GROUPS_UNDER_TRACE = 4
+# A chart serves earlier times down to a quarter of its own at full accuracy. Few units in double precision
+# can afford more: all times with l·(t* − t) ≤ 16, at errors of 2e-13 where 256 units would have 3e-11.
+_RATIO, _REACH, _FEW = 4.0, 16.0, 32
+# Times that cannot be inspected: equal groups, the first of them split by the ratio.
+_GROUPS_UNDER_TRACE, _SPLITS_UNDER_TRACE = 4, 4
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
@@ -147,7 +148,8 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
             "Whiten them with `linear.whiten(x)`, or use `linear.integrate_flow`, which takes any inputs."
         )
     data = (task.x, task.y, task.correlation)
-    ends, entries = _equal_groups(times.shape[0]), _ENTRIES_UNDER_TRACE
+    is_tolerant = jnp.finfo(dtype).bits == 64 and min(w1.shape[-2], task.n_in + task.n_out) <= _FEW
+    ends, entries = None, _ENTRIES_UNDER_TRACE
     if is_concrete(*data, times, lam, tau):
         target, span, kappa = _concrete_task(task)
         # A λ that is given tells which times may share a chart, as weights do that can be inspected.
@@ -163,7 +165,12 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
                     f"`task` is too large, its correlation has entries up to {np.max(np.abs(target)):.3g}, "
                     f"whose squares overflow {target.dtype}: rescale its outputs."
                 )
-            ends = _share_charts(np.asarray(times), rate * kappa / float(tau))
+            if is_tolerant:
+                reach = _REACH * float(tau) / max(rate * kappa, 1e-300)
+                ends = _share_charts(np.asarray(times), reach)
+    if ends is None:
+        can_share = is_concrete(times) and not is_tolerant
+        ends = _share_charts(np.asarray(times), 0.0) if can_share else _equal_groups(times, is_tolerant)
     arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
     # A task that is not traced is one for all networks, and so is its decomposition.
     known = (task.is_isotropic, task.is_spanning, is_concrete(*data))
@@ -241,6 +248,8 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
     charts = charts._replace(identity_gram=charts.identity_gram + nan)
 
     def chart_of(index):
+        if len(ends) == 1:  # nothing to copy at every time
+            return jax.tree.map(lambda leaf: leaf[0], charts)
         return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), charts)
 
     def at(step):
@@ -276,7 +285,8 @@ def _solve_batch(w1, w2, data, times, ends, tau, lam, tolerance, known, entries,
     group = None
     if jax.default_backend() == "cpu" and jax.__version_info__ < (0, 11, 2):
         hidden, n = w1.shape[1], w1.shape[2] + w2.shape[1]
-        group = max(1, _WORK_OF_A_CALL // (hidden * max(entries, n * hidden)))
+        times_of_a_call = max(1, entries // (n * hidden))
+        group = max(1, _WORK_OF_A_CALL // (hidden**2 * n * times_of_a_call))
 
     def share(weights, rest):
         return _each(lambda weights: solve(weights, rest), weights, group)
@@ -424,18 +434,24 @@ def _norm2(matrix: np.ndarray) -> float:
     return float(np.vdot(matrix, matrix))
 
 
-def _equal_groups(count: int) -> np.ndarray:
+def _equal_groups(times: Array, is_tolerant: bool) -> np.ndarray | Array:
     """Ends of a few groups of equal size, for times that cannot be inspected."""
+    count = times.shape[0]
     groups = min(count, _GROUPS_UNDER_TRACE)
-    return np.arange(1, groups + 1) * count // groups
+    ends = np.arange(1, groups + 1) * count // groups
+    if is_tolerant:
+        return ends
+    shares = _RATIO ** -np.arange(_SPLITS_UNDER_TRACE - 1.0, 0.0, -1.0)
+    early = jnp.searchsorted(times, times[ends[0] - 1] * jnp.asarray(shares, times.dtype))
+    return jnp.concatenate([early.astype(int), jnp.asarray(ends)])
 
 
-def _share_charts(times: np.ndarray, rate: float) -> np.ndarray:
+def _share_charts(times: np.ndarray, reach: float) -> np.ndarray:
     """Ends of the fewest groups of sorted times such that the chart of the last one serves its group."""
     ends = [len(times)]
     while True:
         last = times[ends[0] - 1]
-        first = int(np.searchsorted(times, min(last / _RATIO, last - _REACH / max(rate, 1e-300))))
+        first = int(np.searchsorted(times, min(last / _RATIO, last - reach)))
         if first == 0:
             break
         ends.insert(0, first)

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from ..measures import largest
 from ._model import Model
 
 if TYPE_CHECKING:
@@ -405,5 +406,5 @@ def _compare_adjoints(structure: UnitStructure) -> tuple[Array, Array]:
         else:
             product = e.T @ features[u]
             ours[use.name] += product.T if use.is_flipped else product
-    worst = [jnp.max(jnp.abs(theirs[name] - ours[name])) for name in names]
-    return jnp.max(jnp.stack(worst)), jnp.max(jnp.stack([jnp.max(jnp.abs(theirs[name])) for name in names]))
+    worst = [largest(theirs[name] - ours[name]) for name in names]
+    return jnp.max(jnp.stack(worst)), jnp.max(jnp.stack([largest(theirs[name]) for name in names]))

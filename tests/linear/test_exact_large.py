@@ -1,0 +1,65 @@
+"""Networks of more than a hundred units: rounding of as many eliminations, and charts of as many rows."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from mp_reference import block_errors
+
+from nullcline import linear
+
+N = 128
+
+
+def make(lam, seed=0, size=N):
+    task_key, key = jr.split(jr.key(seed))
+    sigma = np.asarray(jr.normal(task_key, (size, size))) / size**0.5
+    return linear.lambda_balanced(size, size, size, lam, 0.3, key=key), sigma
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_late_states_are_converged_and_saddles_stay(lam):
+    network, sigma = make(lam)
+    for sign in (1.0, -1.0):
+        target = np.concatenate([sign * sigma[:1], sigma[1:]])
+        u, s, vt = np.linalg.svd(target)
+        # Zero-balanced square networks keep the sign of their determinant: the wrong one costs the last mode.
+        if lam == 0 and np.linalg.slogdet(target)[0] != np.linalg.slogdet(np.asarray(network.function))[0]:
+            s[-1] = 0
+        exact = linear.exact_flow(network, linear.Task.from_correlation(target), np.asarray([1e6, 1e12]))
+        # Measured 2e-15; an entry is of order 0.1.
+        np.testing.assert_allclose(np.asarray(exact.function[-1]), (u * s) @ vt, rtol=0, atol=1e-13)
+        assert np.isfinite(np.asarray(exact.qqt)).all()
+
+
+def test_learning_agrees_with_the_solver():
+    """From the start on: early states must not suffer from a chart made for later ones."""
+    network, sigma = make(0.0, size=96)
+    task, times = linear.Task.from_correlation(sigma), np.asarray([0.0, 0.02, 0.2, 1.0, 5.0, 30.0, 150.0])
+    flow = linear.integrate_flow(network, task, times, rtol=1e-12, atol=1e-14)
+    traced = jax.jit(lambda network, times: linear.exact_flow(network, task, times).qqt)(network, times)
+    q = np.concatenate([network.w1.T, network.w2])
+    for states in (np.asarray(linear.exact_flow(network, task, times).qqt), np.asarray(traced)):
+        assert max(block_errors(states[0], q @ q.T, 96)) < 2e-14
+        for state, reference in zip(states, np.asarray(flow.qqt), strict=True):
+            # The solver's own error: 1e-12 a step, some hundred steps.
+            assert max(block_errors(state, reference, 96)) < 1e-11
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0])
+def test_float32_keeps_its_precision_at_64_units(lam):
+    network, sigma = make(lam, size=64)
+    small = jax.tree.map(lambda w: w.astype(jnp.float32), network)
+    task, times = (
+        linear.Task.from_correlation(sigma.astype(np.float32)),
+        np.asarray([0.0, 1.0, 5.0, 50.0, 1e4]),
+    )
+    states = np.asarray(linear.exact_flow(small, task, times.astype(np.float32)).qqt)
+    assert states.dtype == np.float32
+    cast = jax.tree.map(lambda w: w.astype(jnp.float64), small)
+    wide = linear.Task.from_correlation(sigma.astype(np.float32).astype(float))
+    for state, reference in zip(
+        states, np.asarray(linear.exact_flow(cast, wide, times, tolerance=1e-7).qqt), strict=True
+    ):
+        assert max(block_errors(state, reference, 64)) < 1e-5
