@@ -8,6 +8,7 @@ import pytest
 from mp_reference import block_errors
 
 from nullcline import linear
+from nullcline.linear import _exact
 
 N = 128
 
@@ -63,3 +64,12 @@ def test_float32_keeps_its_precision_at_64_units(lam):
         states, np.asarray(linear.exact_flow(cast, wide, times, tolerance=1e-7).qqt), strict=True
     ):
         assert max(block_errors(state, reference, 64)) < 1e-5
+
+
+def test_a_factorization_that_fails_shows_in_the_status(monkeypatch):
+    # No input is known that makes one fail; of this size no other test has compiled the solver.
+    factors = _exact.factors
+    monkeypatch.setattr(_exact, "factors", lambda *a: tuple(jnp.nan * g for g in factors(*a)))
+    network = linear.lambda_balanced(7, 1, 2, 0.0, key=jr.key(0))
+    exact = linear.exact_flow(network, linear.Task.from_correlation(np.ones((2, 7))), [0.0, 1.0])
+    assert linear.STATUS[int(exact.status)] == "the solver failed" and not bool(exact.is_ok)

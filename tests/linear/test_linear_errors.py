@@ -51,8 +51,17 @@ def task():
             lambda: linear.exact_flow(square(), linear.Task.from_correlation(1e200 * jnp.eye(3)), [1.0]),
             ["`task`", "1e+200", "rescale"],
         ),
+        (
+            lambda: linear.exact_flow(linear.Network(1e200 * jnp.eye(3), 1e200 * jnp.eye(3)), task(), [1.0]),
+            ["`network`", "1e+200", "rescale"],
+        ),
         (lambda: linear.exact_flow(square(), task(), [-1.0]), ["`times`", "at least 0", "-1"]),
         (lambda: linear.exact_flow(square(), task(), [1.0, 0.5]), ["`times`", "sorted"]),
+        (
+            # Times that are known are checked, and their charts chosen, inside `jit` as well.
+            lambda: jax.jit(lambda n: linear.exact_flow(n, task(), np.asarray([1.0, 0.5])).g1)(square()),
+            ["`times`", "sorted"],
+        ),
         (lambda: linear.exact_flow(square(), task(), [1.0, np.nan]), ["`times`", "finite"]),
         (lambda: linear.exact_flow(square(), task(), 1.0), ["`times`", "axis"]),
         (lambda: linear.exact_flow(square(), task(), [1.0], tau=0.0), ["`tau`", "positive"]),

@@ -17,7 +17,7 @@ from ._charts import factors, make_chart, scales_at
 from ._checks import as_float, is_concrete, require_finite, require_positive, require_scalar, require_times
 from ._network import Network, balance_residual
 from ._task import Task, isotropy_tolerance
-from ._trajectory import BAD_TIMES, NOT_WHITE, OK, UNBALANCED, Trajectory
+from ._trajectory import BAD_TIMES, FAILED, NOT_WHITE, OK, UNBALANCED, Trajectory
 
 # A chart serves earlier times down to a quarter of its own at full accuracy. Few units in double precision
 # can afford more: all times with l·(t* − t) ≤ 16, at errors of 2e-13 where 256 units would have 3e-11.
@@ -109,8 +109,9 @@ def observe_flow(
         ``jax.config.update("jax_num_cpu_devices", 4)`` (measured for 20 units: two cores are 1.6 times as
         fast as one, sixteen of another machine less than 3 times).
     task, times, tau, lam, tolerance
-        As in ``exact_flow``, with the same errors; one ``lam`` for a batch. Under ``vmap`` give ``lam`` if it
-        is known: the charts that times share depend on it, and without it there are more than needed.
+        As in ``exact_flow``, with the same errors; one ``lam`` for a batch. Give ``lam`` if it is known: what
+        depends on it alone is then computed once for all networks (a tenth of the time for 20 units), and
+        under ``vmap`` times share more charts.
     observe
         A function of a trajectory of one time and of the task, such as ``linear.loss``: called once for each
         time. For the kernel distance name its reference,
@@ -161,9 +162,11 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
         if balance is not None:
             rate = float(np.hypot(_largest_singular(target), float(balance) / 2))
             if not math.isfinite(rate):
+                name, parts = ("task", [target]) if np.isfinite(balance) else ("network", [w1, w2])
+                largest = max(float(np.max(np.abs(part))) for part in parts)
                 raise ValueError(
-                    f"`task` is too large, its correlation has entries up to {np.max(np.abs(target)):.3g}, "
-                    f"whose squares overflow {target.dtype}: rescale its outputs."
+                    f"`{name}` is too large, with entries up to {largest:.3g}, whose products overflow "
+                    f"{target.dtype}: rescale it."
                 )
             if is_tolerant:
                 reach = _REACH * float(tau) / max(rate * kappa, 1e-300)
@@ -268,6 +271,8 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
     if observe is not None:
         return seen
     g1, g2 = seen
+    # A factorization that failed is NaN in every entry.
+    status = jnp.where((status == OK) & ~jnp.isfinite(g1[:, 0, 0]).all(), FAILED, status)
     return Trajectory(times, g1, g2, basis.v, basis.u, status)
 
 
@@ -333,6 +338,7 @@ def _concrete_task(task: Task) -> tuple[np.ndarray, np.ndarray | None, float]:
     return target, None if task.is_spanning else sigma_xx / kappa, kappa
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _check_values(
     network: Network, target: np.ndarray, span: np.ndarray | None, lam, tolerance: float
 ) -> float:
