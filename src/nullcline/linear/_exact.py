@@ -150,7 +150,9 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
         )
     data = (task.x, task.y, task.correlation)
     is_tolerant = jnp.finfo(dtype).bits == 64 and min(w1.shape[-2], task.n_in + task.n_out) <= _FEW
-    ends, entries = None, _ENTRIES_UNDER_TRACE
+    # How long before its own time a chart serves at the least; None: not known.
+    reach = None if is_tolerant else 0.0
+    entries = _ENTRIES_UNDER_TRACE
     if is_concrete(*data, times, lam, tau):
         target, span, kappa = _concrete_task(task)
         # A λ that is given tells which times may share a chart, as weights do that can be inspected.
@@ -170,10 +172,10 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
                 )
             if is_tolerant:
                 reach = _REACH * float(tau) / max(rate * kappa, 1e-300)
-                ends = _share_charts(np.asarray(times), reach)
-    if ends is None:
-        can_share = is_concrete(times) and not is_tolerant
-        ends = _share_charts(np.asarray(times), 0.0) if can_share else _equal_groups(times, is_tolerant)
+    if reach is not None and is_concrete(times):
+        ends = _share_charts(np.asarray(times), reach)
+    else:
+        ends = _equal_groups(times, is_tolerant)
     arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
     # A task that is not traced is one for all networks, and so is its decomposition.
     known = (task.is_isotropic, task.is_spanning, is_concrete(*data))
