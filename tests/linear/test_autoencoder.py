@@ -1,5 +1,6 @@
 """Autoencoders and aligned networks on inputs that are not white."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -67,6 +68,10 @@ def test_agrees_with_the_general_solution_on_white_inputs():
     np.testing.assert_allclose(
         aligned.function, linear.exact_flow(network, task, TIMES, tau=2.0).function, atol=1e-12
     )
+    # Weights in single precision are aligned as well as they can be.
+    single = jax.tree.map(lambda w: w.astype(jnp.float32), network)
+    flow = linear.aligned_flow(single, task, TIMES, tau=2.0)
+    np.testing.assert_allclose(flow.function, aligned.function, atol=1e-6)
 
 
 def test_unaligned_weights_are_refused():

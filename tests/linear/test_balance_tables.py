@@ -120,7 +120,7 @@ def test_the_initializer_follows_the_table():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="`n_hidden` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`n_hidden` must be an integer of at least 1, got 0"):
         linear.expected_balance(3, 0, 3)
     with pytest.raises(ValueError, match="`alphas` belong to scheme 'scaled'"):
         linear.expected_balance(3, 3, 3, scheme="he", alphas=(1.0, 2.0))

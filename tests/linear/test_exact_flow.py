@@ -229,28 +229,3 @@ def test_zero_weights_stay_zero():
     network = linear.Network(jnp.zeros((2, 3)), jnp.zeros((4, 2)))
     exact = solve(network, jr.normal(jr.key(0), (4, 3)), jnp.asarray([0.0, 1.0, 1e4]))
     assert int(exact.status) == 0 and float(jnp.abs(exact.qqt).max()) == 0
-
-
-def test_erratum_bracket_and_perpendicular_terms():
-    """The printed Theorem A.3 (perpendicular terms without their rate) misses the flow; ours does not.
-
-    domine2025, equations 17, 18, 28 and 29 use e^{2λ⊥t} − 1 where (e^{2λ⊥t} − 1)/(2λ⊥) is needed.
-    """
-    lam, t = 2.0, 0.7
-    network, sigma = make(ARCHITECTURES["inverted"], lam)
-    n_in, n_out = 2, 4
-    q, s = np.asarray(network.q), np.asarray(sigma)
-    f = np.block([[-lam / 2 * np.eye(n_in), s.T], [s, lam / 2 * np.eye(n_out)]])
-    rates, p = np.linalg.eigh(f)
-    outside = np.isclose(np.abs(rates), lam / 2)
-
-    def formula(phi):
-        y = p.T @ q
-        g = p @ (np.exp(rates * t)[:, None] * y)
-        return g @ np.linalg.solve(np.eye(q.shape[1]) + y.T @ (phi[:, None] * y), g.T)
-
-    right = np.expm1(2 * rates * t) / (2 * rates)
-    printed = np.where(outside, np.expm1(2 * rates * t), right)
-    exact = np.asarray(solve(network, sigma, jnp.asarray([t])).qqt[0])
-    np.testing.assert_allclose(formula(right), exact, atol=1e-13)
-    assert np.abs(formula(printed) - exact).max() > 1e-3

@@ -35,6 +35,19 @@ def task():
     return linear.Task.from_correlation(jnp.eye(3))
 
 
+def tasks():
+    return jax.vmap(lambda key: linear.random_regression(3, 3, 9, key=key))(jr.split(KEY, 2))
+
+
+def trained():
+    return linear.gradient_descent(square(), task(), 0.1, 2)
+
+
+def cast(network):
+    """Weights that once were float32."""
+    return jax.tree.map(lambda w: w.astype(jnp.float32).astype(float), network)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -107,7 +120,10 @@ def task():
         (lambda: linear.gradient_descent(square(), task(), 0.0), ["`learning_rate`"]),
         (lambda: linear.gradient_descent(square(), task(), steps=10, every=3), ["`every`", "divide"]),
         (lambda: linear.integrate_flow(square(), task(), [1.0], rtol=0.0), ["`rtol`"]),
-        (lambda: linear.Network(1j * np.ones((2, 2)), jnp.ones((2, 2))), ["real", "complex", ".real"]),
+        (
+            lambda: linear.Network(1j * np.ones((2, 2)), jnp.ones((2, 2))),
+            ["`w1`", "real", "complex", ".real"],
+        ),
         (lambda: linear.lambda_balanced(3, 3, 3, jnp.ones(2), key=KEY), ["`lam`", "(2,)", "jax.vmap"]),
         (lambda: linear.exact_flow(square(), task(), [1.0], tau=jnp.ones(2)), ["`tau`", "(2,)", "jax.vmap"]),
         (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=(-1.0, 2.0), key=KEY), ["`alphas`", "-1"]),
@@ -132,6 +148,55 @@ def task():
         (
             lambda: linear.forgetting(task(), jnp.ones((2, 3)), jnp.ones((2, 3))),
             ["(…, 3, 3)", "(2, 3)"],
+        ),
+        # One network or one task is meant, and there are several.
+        (
+            lambda: linear.nonlinear_loss(many(), linear.random_regression(3, 3, 9, key=KEY)),
+            ["batch", "vmap"],
+        ),
+        (lambda: linear.ntk_distance(many(), task()), ["`trajectory`", "network", "ntk_inner"]),
+        (lambda: linear.ntk_distance(trained(), task(), start=many()), ["`start`", "batch", "(2, 3, 3)"]),
+        (lambda: linear.loss(square(), tasks()), ["`task`", "batch of tasks", "(2, 3, 9)", "jax.vmap"]),
+        (lambda: linear.exact_flow(square(), tasks(), [1.0]), ["`task`", "batch of tasks"]),
+        (lambda: linear.integrate_flow(square(), tasks(), [1.0]), ["`task`", "batch of tasks"]),
+        (lambda: linear.function_loss(np.eye(3), tasks()), ["`task`", "batch of tasks"]),
+        (lambda: linear.shallow_flow(np.eye(3), tasks(), [1.0]), ["`task`", "batch of tasks"]),
+        # Something else is meant.
+        (lambda: linear.exact_flow(square(), np.eye(3), [1.0]), ["`task`", "ndarray", "from_correlation"]),
+        (lambda: linear.exact_flow((np.eye(3), np.eye(3)), task(), [1.0]), ["`network`", "tuple", "w1, w2"]),
+        (lambda: linear.aligned(np.eye(3), 3, key=KEY), ["`task`", "ndarray"]),
+        (
+            lambda: linear.loss(linear.exact_sequence(square(), [task()], [1.0], points=2), task()),
+            ["Sequence", "`.losses`"],
+        ),
+        (lambda: linear.exact_sequence(square(), [task()], 1.0), ["`durations`", "1.0"]),
+        (lambda: linear.exact_sequence(square(), [task()], [None]), ["`durations`", "None"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, key=0), ["`key`", "jax.random.key(seed)", "got 0"]),
+        (lambda: linear.gaussian(3, 3, 3, key=np.random.default_rng(0)), ["`key`", "Generator"]),
+        (lambda: linear.random_regression(3, 3, 9, key=jr.split(KEY, 2)), ["`key`", "(2,)", "jax.vmap"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=None), ["`tau`", "None"]),
+        (lambda: linear.gradient_descent(square(), task(), "0.1"), ["`learning_rate`", "'0.1'"]),
+        (lambda: linear.Network([[1.0, 2.0], [1.0]], np.eye(2)), ["`w1`", "list"]),
+        (lambda: linear.Network(np.eye(2), None), ["`w2`", "None"]),
+        (lambda: linear.Network(np.eye(2, dtype=np.float16), np.eye(2)), ["`w1`", "float16", "float32"]),
+        # Numbers out of range.
+        (
+            lambda: linear.exact_flow(square(), task(), [1.0], tolerance=0.05),
+            ["`tolerance`", "0.001", "0.05"],
+        ),
+        (lambda: linear.exact_flow(cast(square()), task(), [1.0]), ["float32", "tolerance=1e-7"]),
+        (lambda: trained().network_at(np.int64(50)), ["`index`", "3 times", "50"]),
+        (lambda: linear.lambda_balanced(3, 3, 3, scale=1e200, key=KEY), ["`scale`", "1e+200", "overflow"]),
+        (lambda: linear.layer_flow([1.0], [[0.1], [0.1]], [1.0], rtol=-1.0), ["`rtol`", "-1"]),
+        (lambda: linear.rsm(square(), task(), cutoff=np.nan), ["`cutoff`", "nan"]),
+        (lambda: linear.rotation_time(task(), np.nan), ["`lam`", "nan"]),
+        (lambda: linear.rotation_time(COLORED, 1.0), ["isotropic"]),
+        (lambda: linear.expected_balance(3.5, 3, 3), ["`n_in`", "3.5"]),
+        (
+            lambda: jax.jit(
+                lambda s: linear.converged_state(linear.Task.from_correlation(s), lam=1.0, rank=3).function
+            )(np.eye(3)),
+            ["`converged_state`", "`jit`", "`limit`"],
         ),
     ],
 )

@@ -107,6 +107,30 @@ def test_observables_of_a_batch_are_those_of_each(case):
     np.testing.assert_array_equal(by_place, by_name)
     for many, alone in zip(by_place, (exact, weaker), strict=True):
         np.testing.assert_allclose(many, linear.ntk_distance(trajectory=alone, task=task), atol=1e-13)
+    kernels = linear.ntk(batch, task)
+    np.testing.assert_allclose(kernels[1], linear.ntk(weaker, task), atol=1e-13)
+    # The bound is on all that is formed, not on one of the batch.
+    with pytest.raises(ValueError, match="at 8 times and networks"):
+        linear.ntk(batch, task, max_bytes=kernels[0].nbytes)
+    assert "2 × 3-2-2, 4 times from 0 to 2.5, float64, status: ok" in repr(batch)
+
+
+def test_balance_of_a_batch_is_that_of_each():
+    """Three networks of three units: axes of one size must not pass for one another."""
+    networks = jax.vmap(lambda key: linear.gaussian(3, 3, 3, key=key))(jr.split(jr.key(0), 3))
+    for measure in (
+        linear.balance,
+        linear.fitted_lambda,
+        linear.balance_distance,
+        linear.balance_residual,
+    ):
+        each = [measure(jax.tree.map(lambda w, i=i: w[i], networks)) for i in range(3)]
+        for many, alone in zip(
+            jax.tree.leaves(measure(networks)),
+            jax.tree.leaves(jax.tree.map(lambda *x: jnp.stack(x), *each)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(many, alone, rtol=1e-12, atol=1e-14)
 
 
 def test_similarity_matrices(case):

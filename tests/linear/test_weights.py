@@ -1,5 +1,6 @@
 """The weights themselves along the exact flow, against integration."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -35,6 +36,10 @@ def test_weights_follow_the_flow():
     np.testing.assert_allclose(weights.w2 @ jnp.swapaxes(weights.w2, 1, 2), exact.output_gram, atol=1e-13)
     start = linear.exact_weights(network, task, 0 * TIMES, steps=16)
     np.testing.assert_allclose(start.w1[1], network.w1, atol=1e-13)
+    # Single precision stays single, on a task of double precision as well.
+    single = linear.exact_weights(jax.tree.map(lambda w: w.astype(jnp.float32), network), task, TIMES)
+    assert single.w1.dtype == jnp.float32
+    np.testing.assert_allclose(single.w1, weights.w1, atol=1e-5)
     # The factor of the exact solution alone, turned as near to the initial weights as it gets, is not them.
     (w1, w2), start = integrate_weights(network.w1, network.w2, task.sigma_yx, np.eye(4), [3.0])[0], network.q
     q = np.concatenate([w1.T, w2])

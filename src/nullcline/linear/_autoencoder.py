@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import as_float, is_concrete, require_positive, require_times
-from ._exact import check_fit
+from ._checks import as_float, coarser, is_concrete, require_positive, require_times
+from ._exact import balance_tolerance, check_fit
 from ._modes import Modes, evolve
 from ._network import Network
 from ._task import Task
@@ -24,7 +24,7 @@ def autoencoder_task(x: Float[Array, "inputs samples"]) -> Task:
     With whitened inputs ``exact_flow`` solves it from any balanced weights. For other inputs,
     ``aligned(task, ...)`` makes weights that :func:`aligned_flow` solves.
     """
-    x = as_float(x)
+    x = as_float("x", x)
     return Task(x, x)
 
 
@@ -51,14 +51,15 @@ class AlignedFlow(eqx.Module):
     variance: Float[Array, " modes"]
 
     @property
-    def times(self) -> Float[Array, " time"]:
+    def times(self) -> Float[Array, "*batch time"]:
         """Times of the states."""
         return self.modes.times
 
     @property
-    def function(self) -> Float[Array, "time outputs inputs"]:
+    def function(self) -> Float[Array, "*batch time outputs inputs"]:
         """Network function at each time."""
-        return (self.u[None] * self.modes.strength[:, None, :]) @ self.v.T
+        scaled = self.u[..., None, :, :] * self.modes.strength[..., :, None, :]
+        return scaled @ jnp.swapaxes(self.v, -1, -2)[..., None, :, :]
 
 
 def _unit(x: Array) -> Array:
@@ -66,7 +67,7 @@ def _unit(x: Array) -> Array:
     return x / jnp.where(size > 0, size, 1)
 
 
-def _directions(network: Network, task: Task) -> tuple[Array, Array]:
+def _directions(network: Network, task: Task, eps: float) -> tuple[Array, Array]:
     """Common eigenvectors on the input side, and the output direction that each of them leads to."""
     gram, function = network.w1.T @ network.w1, network.function
     # A generic combination of commuting matrices has their common eigenvectors, degenerate or not.
@@ -77,12 +78,11 @@ def _directions(network: Network, task: Task) -> tuple[Array, Array]:
     )
     _, v = jnp.linalg.eigh(mixed)
     v = v[:, ::-1]
-    eps = 64 * jnp.finfo(v.dtype).eps
 
     def leads_to(matrix):
         image = matrix @ v
         norm = jnp.linalg.norm(image, axis=0)
-        is_used = norm > eps * jnp.maximum(jnp.linalg.norm(matrix), jnp.finfo(v.dtype).tiny)
+        is_used = norm > 64 * eps * jnp.maximum(jnp.linalg.norm(matrix), jnp.finfo(v.dtype).tiny)
         return jnp.where(is_used[None], image / jnp.where(is_used, norm, 1)[None], 0), is_used
 
     by_task, is_task = leads_to(task.sigma_yx)
@@ -143,12 +143,17 @@ def aligned_flow(
     require_positive("tau", tau)
     times = require_times(times)
     check_fit(network, task)
-    u, v = _directions(network, task)
+    # Weights or data that once were float32 carry its rounding, whatever they are computed with.
+    dtype = coarser(network.w1.dtype, task.sigma_yx.dtype)
+    eps = float(jnp.finfo(dtype).eps)
+    wide = jnp.promote_types(network.w1.dtype, task.sigma_yx.dtype)
+    network, task = jax.tree.map(lambda array: array.astype(wide), (network, task))
+    u, v = _directions(network, task, eps)
     c = jnp.linalg.norm(network.w1 @ v, axis=0)
     d = jnp.linalg.norm(network.w2.T @ u, axis=0)
     a = jnp.sum(u * (network.function @ v), axis=0)
     misalignment = _misalignment(network, task, u, v, c, d, a)
-    tolerance = 1e-8 if jnp.finfo(c.dtype).bits == 64 else 1e-4
+    tolerance = balance_tolerance(dtype)
     if is_concrete(misalignment) and not misalignment <= tolerance:
         raise ValueError(
             f"`network` is not aligned with `task`: relative distance {float(misalignment):.1e}, allowed "
@@ -157,13 +162,13 @@ def aligned_flow(
             "alignment; on isotropic inputs `exact_flow` needs none either."
         )
     variance = jnp.sum(v * (task.sigma_xx @ v), axis=0)
-    floor = variance.size * jnp.finfo(c.dtype).eps * jnp.max(variance)
+    floor = variance.size * eps * jnp.max(variance)
     variance = jnp.where(variance > floor, variance, 0)
     strength = jnp.sum(u * (task.sigma_yx @ v), axis=0)
     target = jnp.where(variance > 0, strength / jnp.where(variance > 0, variance, 1), 0)
     lam = (d - c) * (d + c)
     # Rounding noise of the weights must not carry a mode off its saddle.
-    lam = jnp.where(jnp.abs(lam) <= 64 * jnp.finfo(c.dtype).eps * (c**2 + d**2), 0, lam)
+    lam = jnp.where(jnp.abs(lam) <= 64 * eps * (c**2 + d**2), 0, lam)
     first, second = jax.vmap(
         lambda s, c, d, lam, z: evolve(s[None], c[None], d[None], lam[None], z * times / tau)
     )(target, jnp.where(a < 0, -c, c), d, lam, variance)

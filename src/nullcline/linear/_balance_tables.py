@@ -14,6 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+from ._checks import require_size
+
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]
 
@@ -94,8 +96,7 @@ def expected_balance(
         :math:`(\alpha_1, \alpha_2)` of the first and second layer, for ``scaled``.
     """
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
-        if size < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {size}.")
+        require_size(name, size)
     check_scheme(scheme, alphas)
     match scheme:
         case "lecun":

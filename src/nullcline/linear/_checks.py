@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 
 def is_concrete(*values: object) -> bool:
@@ -16,21 +16,49 @@ def is_concrete(*values: object) -> bool:
     return not any(isinstance(value, Tracer) for value in values)
 
 
-def as_float(value: object) -> Array:
+def as_float(name: str, value: object) -> Array:
     """``value`` as a floating-point array; integers and lists become floats of the default precision.
 
     NumPy arrays and numbers stay concrete inside ``jit``, where ``jnp.asarray`` would hide their values.
     """
-    if isinstance(value, np.ndarray | np.generic | int | float):
-        with jax.ensure_compile_time_eval():
-            array = jnp.asarray(value)
-    else:
-        array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    try:
+        if isinstance(value, np.ndarray | np.generic | int | float):
+            with jax.ensure_compile_time_eval():
+                array = jnp.asarray(value)
+        else:
+            array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    # Whatever an object raises that will not become an array: ragged lists, None, tensors with a gradient.
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(value).__name__
+        raise ValueError(f"`{name}` must be an array of numbers, got a {kind}: {error}") from None
     if jnp.issubdtype(array.dtype, jnp.floating):
+        if jnp.finfo(array.dtype).bits < 32:
+            raise ValueError(f"`{name}` must be float32 or float64, got {array.dtype}: use `.astype(float)`.")
         return array
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise ValueError(f"Weights, data and times must be real, got {array.dtype}: take `.real`.")
+        raise ValueError(f"`{name}` must be real, got {array.dtype}: take `.real`.")
+    if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
+        raise ValueError(f"`{name}` must be an array of numbers, got {array.dtype}.")
     return array.astype(jnp.result_type(float))
+
+
+def coarser(*dtypes: np.dtype) -> np.dtype:
+    """The least precise of several floating-point types: what came from it carries its rounding errors."""
+    return min(dtypes, key=lambda dtype: jnp.finfo(dtype).bits)
+
+
+def require_key(key: object) -> None:
+    """Raise unless ``key`` is one random key."""
+    if not isinstance(key, jax.Array | np.ndarray):
+        got = repr(key) if key is None or isinstance(key, int) else f"a {type(key).__name__}"
+        raise ValueError(f"`key` must be a random key, `jax.random.key(seed)`, got {got}.")
+    is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    # Keys of the old kind, `jax.random.PRNGKey(seed)`, are vectors of two or four integers.
+    if not (is_typed or key.dtype == np.uint32) or key.ndim != (0 if is_typed else 1):
+        raise ValueError(
+            f"`key` must be one random key, `jax.random.key(seed)`, got {key.dtype} of shape {key.shape}; "
+            "for several keys use `jax.vmap`."
+        )
 
 
 def require_matrix(name: str, value: Array, rows: str, columns: str) -> None:
@@ -53,6 +81,8 @@ def require_finite(name: str, value: Array) -> None:
 
 def require_scalar(name: str, value: float | Array) -> None:
     """Raise unless ``value`` is one number."""
+    if not hasattr(value, "__float__") and not isinstance(value, list | tuple):
+        raise ValueError(f"`{name}` must be one number, got {value!r}.")
     if np.ndim(value) != 0:
         raise ValueError(
             f"`{name}` must be one number, got shape {np.shape(value)}. Use `jax.vmap` for several."
@@ -79,9 +109,15 @@ def require_size(name: str, value: int) -> None:
         raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}.")
 
 
+def are_sorted(times: Float[Array, " time"]) -> Bool[Array, ""]:
+    """What ``require_times`` asks for, of times that cannot be inspected."""
+    # Not the smallest one: a minimum may miss NaN (see ``measures.largest``).
+    return jnp.all(jnp.isfinite(times) & (times >= 0)) & jnp.all(times[1:] >= times[:-1])
+
+
 def require_times(times: object) -> Float[Array, " time"]:
     """``times`` as an array, checked: one axis, finite, nonnegative, sorted."""
-    array = as_float(times)
+    array = as_float("times", times)
     if array.ndim != 1 or array.shape[0] == 0:
         raise ValueError(f"`times` must have one axis and at least one entry, got shape {array.shape}.")
     if is_concrete(array):

@@ -14,14 +14,24 @@ from jaxtyping import Array, Float, PyTree
 from .._order import after
 from ._basis import rounding_floor, task_basis
 from ._charts import factors, make_chart, scales_at
-from ._checks import as_float, is_concrete, require_finite, require_positive, require_scalar, require_times
-from ._network import Network, balance_residual
-from ._task import Task, isotropy_tolerance
+from ._checks import (
+    are_sorted,
+    as_float,
+    is_concrete,
+    require_finite,
+    require_positive,
+    require_scalar,
+    require_times,
+)
+from ._network import Network, balance, balance_residual, fit_balance, largest_square
+from ._task import Task, isotropy_tolerance, require_task
 from ._trajectory import BAD_TIMES, FAILED, NOT_WHITE, OK, UNBALANCED, Trajectory
 
 # A chart serves earlier times down to a quarter of its own at full accuracy. Few units in double precision
 # can afford more: all times with l·(t* − t) ≤ 16, at errors of 2e-13 where 256 units would have 3e-11.
 _RATIO, _REACH, _FEW = 4.0, 16.0, 32
+# Beyond the rounding of half precision it would not be rounding any more.
+_LARGEST_TOLERANCE = 1e-3
 # Times that cannot be inspected: equal groups, the first of them split by the ratio.
 _GROUPS_UNDER_TRACE, _SPLITS_UNDER_TRACE = 4, 4
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
@@ -49,7 +59,8 @@ def exact_flow(
     .. math:: QQ^\top = e^{Ft} Q_0 \left[I + Q_0^\top \frac{e^{2Ft} - I}{2F} Q_0\right]^{-1} Q_0^\top e^{Ft},
 
     for every architecture, every admissible λ and any rank of the task and of the weights, accurate to about
-    1e-14 in float64 from :math:`t = 0` to any time. A mode with no overlap stays a saddle at all times.
+    1e-14 in float64 from :math:`t = 0` to any time (1e-13 where times or λ are traced and share charts). A
+    mode with no overlap stays a saddle at all times.
 
     Parameters
     ----------
@@ -65,12 +76,14 @@ def exact_flow(
         The balance, if known; by default it is read off the weights. A contradiction raises.
     tolerance
         Relative rounding error of the weights; overlaps below it count as exact zeros. Default: that of
-        their precision. Give ``1e-7`` for float32 weights cast to float64; 0 switches exact saddles off.
+        their precision. Give ``1e-7`` for float32 weights cast to float64; 0 switches exact saddles off,
+        and more than 1e-3 is refused.
 
     Returns
     -------
     The trajectory. Where values cannot be inspected (``jit``, ``vmap``, ``grad``) nothing raises: weights
-    that are not balanced or inputs that are not isotropic give NaN and a nonzero ``status``.
+    that are not balanced, inputs that are not isotropic and times that are negative or not sorted give NaN
+    and a nonzero ``status``.
 
     Notes
     -----
@@ -129,20 +142,24 @@ def observe_flow(
 def _evaluate(network, task, times, tau, lam, tolerance, observe):
     """Check the arguments, choose the charts, solve."""
     times = require_times(times)
-    w1, w2 = network.w1, network.w2
-    is_batch = observe is not None and w1.ndim == 3
+    is_batch = observe is not None and isinstance(network, Network) and network.w1.ndim == 3
     check_fit(network, task, ndim=3 if is_batch else 2)
+    w1, w2 = network.w1, network.w2
     if is_batch and w1.shape[0] == 0:
         raise ValueError(f"`network` is a batch without networks, w1 has shape {w1.shape}.")
     require_positive("tau", tau)
     if lam is not None:
         require_scalar("lam", lam)
-        require_finite("lam", as_float(lam))
+        require_finite("lam", as_float("lam", lam))
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     if tolerance is None:
         tolerance = float(jnp.finfo(dtype).eps)
-    if not (is_concrete(tolerance) and tolerance >= 0):
-        raise ValueError(f"`tolerance` must be a number of at least 0, got {tolerance}.")
+    require_scalar("tolerance", tolerance)
+    if not (is_concrete(tolerance) and 0 <= tolerance <= _LARGEST_TOLERANCE):
+        raise ValueError(
+            f"`tolerance` must be a number from 0 to {_LARGEST_TOLERANCE:g}, the rounding error of the "
+            f"weights, got {tolerance}. Weights that are not balanced need `linear.integrate_flow`."
+        )
     if task.is_isotropic is False:
         raise ValueError(
             "The exact solution needs isotropic inputs, XXᵀ/P = κ·(projector), and those of `task` are not. "
@@ -184,21 +201,36 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     return _solve(*arrays, known, entries, observe)
 
 
+def read_balance(network: Network, tolerance) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The λ that the exact flow takes weights to have, and how badly it fits."""
+    top = largest_square(network.q)
+    lam, residual = fit_balance(network.q, balance(network), top)
+    # A λ that is rounding noise of zero would turn the saddles of zero-balanced weights into escapes. Seen of
+    # weights from 4 to 256 units: at most 1.6 roundings of the largest square.
+    return jnp.where(jnp.abs(lam) <= 16 * tolerance * top, lam - jax.lax.stop_gradient(lam), lam), residual
+
+
 def balance_tolerance(dtype) -> float:
     """Largest residual of weights that count as balanced."""
     return 1e-8 if jnp.finfo(dtype).bits == 64 else 1e-4
 
 
-def check_fit(network: Network, task: Task, ndim: int = 2) -> None:
+def check_fit(network: Network, task: Task, ndim: int = 2, name: str = "network") -> None:
     """Raise unless this is one network (``ndim=3``: one batch) whose sizes agree with those of the task."""
+    if not isinstance(network, Network):
+        raise ValueError(
+            f"`{name}` must be a `linear.Network`, got a {type(network).__name__}: make it from weights, "
+            "`linear.Network(w1, w2)`."
+        )
+    require_task("task", task)
     if network.w1.ndim != ndim:
         raise ValueError(
-            f"`network` holds a batch of networks, w1 has shape {network.w1.shape}: use "
+            f"`{name}` holds a batch of networks, w1 has shape {network.w1.shape}: use "
             "`jax.vmap(lambda network: …)(networks)`."
         )
     if (network.n_in, network.n_out) != (task.n_in, task.n_out):
         raise ValueError(
-            f"`network` maps {network.n_in} inputs to {network.n_out} outputs, but `task` has "
+            f"`{name}` maps {network.n_in} inputs to {network.n_out} outputs, but `task` has "
             f"{task.n_in} inputs and {task.n_out} outputs."
         )
 
@@ -215,7 +247,7 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
         if data[0] is None
         else Task(*data[:2], is_isotropic=is_isotropic, is_spanning=is_spanning)
     )
-    status = jnp.where((jnp.min(times) >= 0) & (tau > 0), OK, BAD_TIMES).astype(jnp.int32)
+    status = jnp.where(are_sorted(times) & (tau > 0), OK, BAD_TIMES).astype(jnp.int32)
     w1t, target, clock = w1.T, task.sigma_yx.astype(dtype), times / tau
     if task.x is not None:
         sigma_xx, kappa = task.sigma_xx.astype(dtype), task.kappa.astype(dtype)
@@ -226,10 +258,7 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
         status = jnp.where((status == OK) & ~is_white, NOT_WHITE, status)
         # The projector of inputs that span their space is the identity, up to the precision of the data.
         w1t = w1t if is_spanning else span @ w1t
-    seen, residual = balance_residual(Network(w1t.T, w2))
-    # A λ that is rounding noise of zero would turn the saddles of zero-balanced weights into escapes.
-    noise = 16 * tolerance * (jnp.sum(w1t**2) + jnp.sum(w2**2))
-    seen = jnp.where(jnp.abs(seen) <= noise, seen - jax.lax.stop_gradient(seen), seen)
+    seen, residual = read_balance(Network(w1t.T, w2), tolerance)
     lam = seen if lam is None else jnp.asarray(lam, dtype)
     allowed = jnp.maximum(balance_tolerance(dtype), 10 * tolerance)
     is_balanced = (residual <= allowed) & (
@@ -365,11 +394,13 @@ def _check_values(
     residual = gap / (np.sqrt(total) * top) if total > 0 else 0.0
     bound = max(balance_tolerance(w1.dtype), 10 * tolerance)
     if residual > bound:
+        is_rounding = w1.dtype == np.float64 and residual < balance_tolerance(np.dtype(np.float32))
+        hint = " If they once were float32, say so: `tolerance=1e-7`." if is_rounding else ""
         raise ValueError(
             f"`network` is not λ-balanced: the best λ is {seen:.6g} (tr(D)/n_hidden = "
             f"{np.trace(d) / len(d):.6g}) with relative residual {residual:.3g}, allowed {bound:.0e}. The "
             "exact solution does not hold: use `linear.integrate_flow`, or draw weights with "
-            "`linear.lambda_balanced`."
+            f"`linear.lambda_balanced`.{hint}"
         )
     _warn_of_float32(w1, w2)
     if lam is not None and abs(float(lam) - seen) > bound * max(1.0, top):

@@ -14,12 +14,13 @@ from ._checks import (
     as_float,
     is_concrete,
     require_finite,
+    require_key,
     require_nonnegative,
     require_scalar,
     require_size,
 )
 from ._network import Network
-from ._task import Task
+from ._task import Task, require_task
 
 
 def lambda_balanced(
@@ -64,7 +65,8 @@ def lambda_balanced(
     rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
     if strengths is not None:
         strengths = _check_strengths(strengths, min(n_in, rank, n_out))
-    return _draw(n_in, n_hidden, n_out, rank, lam, scale, strengths, key)
+    require_key(key)
+    return _require_no_overflow(_draw(n_in, n_hidden, n_out, rank, lam, scale, strengths, key), scale)
 
 
 # One program each: run operation by operation, the first draw of a size would compile dozens of kernels.
@@ -100,11 +102,14 @@ def aligned(
     ----------
     anguita2024, Algorithm 2 (erratum: it drops the scale).
     """
+    require_task("task", task)
     n_in, n_out = task.n_in, task.n_out
     rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
     if strengths is not None:
         strengths = _check_strengths(strengths, min(n_in, rank, n_out), signed=True)
-    return _draw_aligned(task.target, n_hidden, rank, lam, scale, strengths, key)
+    require_key(key)
+    network = _draw_aligned(task.target, n_hidden, rank, lam, scale, strengths, key)
+    return _require_no_overflow(network, scale)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
@@ -148,6 +153,7 @@ def gaussian(
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
         require_size(name, size)
     check_scheme(scheme, alphas)
+    require_key(key)
     first, second = {
         "lecun": (1 / n_in, 1 / n_hidden),
         "he": (2 / n_in, 2 / n_hidden),
@@ -168,8 +174,9 @@ def balanced_strengths(
     # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.
     size_of_lam = jnp.where(lam >= 0, lam, -lam)
     # The larger strength has no cancellation; the smaller follows from the product, never from a difference.
-    root = jnp.where((lam == 0) & (size == 0), 1, lam**2 + 4 * size**2)
-    square = jnp.where((lam == 0) & (size == 0), 0, (jnp.sqrt(root) + size_of_lam) / 2)
+    is_zero = (lam == 0) & (size == 0)
+    root = jnp.hypot(jnp.where(is_zero, 1, lam), 2 * size)  # squares of tiny strengths would underflow
+    square = jnp.where(is_zero, 0, (root + size_of_lam) / 2)
     big = jnp.sqrt(jnp.where(square > 0, square, 1))
     small = jnp.where(square > 0, size / big, 0)
     big = jnp.where(square > 0, big, 0)
@@ -180,7 +187,7 @@ def balanced_strengths(
 def _assemble(u: Array, a: Array, vt: Array, frame: Array, lam, rank: int) -> Network:
     """Weights with strengths ``a`` on the leading modes and √|λ| on the active units beyond them."""
     n_out, n_in = u.shape[0], vt.shape[0]
-    lam = as_float(lam).astype(a.dtype)
+    lam = as_float("lam", lam).astype(a.dtype)
     s1, s2 = balanced_strengths(jnp.pad(a, (0, rank - a.shape[0])), lam)
     # Each layer can carry as many modes as it has outer units.
     first, second = min(rank, n_in), min(rank, n_out)
@@ -206,7 +213,7 @@ def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: 
         if rank > n_hidden:
             raise ValueError(f"`rank` must be at most `n_hidden` = {n_hidden}, got {rank}.")
     require_scalar("lam", lam)
-    require_finite("lam", as_float(lam))
+    require_finite("lam", as_float("lam", lam))
     active = n_hidden if rank is None else rank
     if is_concrete(lam) and lam > 0 and active > n_out:
         raise ValueError(_impossible("λ > 0", lam, "n_out", n_out, active, rank, n_in, "λ < 0"))
@@ -226,8 +233,17 @@ def _impossible(sign, lam, short, size, active, rank, other, opposite) -> str:
     )
 
 
+def _require_no_overflow(network: Network, scale) -> Network:
+    if is_concrete(network.w1) and not np.isfinite(np.asarray(network.q)).all():
+        raise ValueError(
+            f"Weights with `scale` = {scale} and these `lam` and `strengths` overflow {network.w1.dtype}: "
+            "make them smaller."
+        )
+    return network
+
+
 def _check_strengths(strengths, modes: int, *, signed: bool = False) -> Array:
-    strengths = as_float(strengths)
+    strengths = as_float("strengths", strengths)
     if strengths.shape != (modes,):
         raise ValueError(
             f"`strengths` must hold one value for each of the min(n_in, rank, n_out) = {modes} modes, "

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from ._checks import (
     as_float,
+    coarser,
     is_concrete,
     require_finite,
     require_positive,
@@ -19,7 +20,7 @@ from ._checks import (
 )
 from ._exact import balance_tolerance, check_fit, exact_flow
 from ._network import Network, balance_distance, balance_residual
-from ._task import Task
+from ._task import Task, require_task
 from ._trajectory import Trajectory
 
 
@@ -89,7 +90,12 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
     """
     require_size("rank", rank)
     require_scalar("lam", lam)
-    require_finite("lam", as_float(lam))
+    require_finite("lam", as_float("lam", lam))
+    require_task("task", task)
+    if not is_concrete(lam, task.sigma_yx):
+        raise ValueError(
+            "`converged_state` decides by values and cannot run under `jit`, `vmap` or `grad`: use `limit`."
+        )
     _require_isotropic(task)
     u, s, v, task_rank = _spectrum(task)
     span = np.asarray(task.span)
@@ -125,13 +131,19 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
 
 
 def limit(network: Network, task: Task) -> Trajectory:
-    r"""State of a network after training for ever, from the exact solution at :math:`t = 10^{12}/s_1`.
+    r"""State of a network after training for ever.
 
-    Converged to rounding unless singular values differ by less than :math:`10^{-12}` relative, or λ = 0 and
-    the rank exceeds that of the task (then the rest decays only as 1/t). Saddles are respected.
+    From the exact solution at :math:`t = 10^{12}\max(1, |\lambda|/s_1)/s_1`. Converged to rounding unless
+    singular values (their squares, for large :math:`|\lambda|`) differ by less than :math:`10^{-12}` of the
+    largest, or λ = 0 and the rank exceeds that of the task (then the rest decays only as 1/t). Saddles are
+    respected.
     """
-    top = jnp.linalg.norm(task.sigma_yx, ord=2)
-    late = 1e12 / jnp.where(top > 0, top, 1)
+    check_fit(network, task)
+    top = jnp.linalg.norm(task.target, ord=2)
+    top = jnp.where(top > 0, top, 1)
+    lam, _ = balance_residual(Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2))
+    # Modes part at rates that differ by s²/|λ| where that is less than s.
+    late = 1e12 / (task.kappa * top) * jnp.maximum(1, jnp.abs(lam).astype(top.dtype) / top)
     # So late, rounding noise of the weights has grown by any factor: count more of it as exact zeros.
     tolerance = 16 * float(jnp.finfo(network.w1.dtype).eps)
     return exact_flow(network, task, jnp.minimum(late, 1e30)[None], tolerance=tolerance)
@@ -148,9 +160,9 @@ def can_converge(network: Network, task: Task) -> bool:
 
     Works on values, not under ``jit``.
     """
+    check_fit(network, task)
     if not is_concrete(network.w1, network.w2, task.sigma_yx):
         raise ValueError("`can_converge` decides by values and cannot run under `jit`, `vmap` or `grad`.")
-    check_fit(network, task)
     _require_isotropic(task)
     # Inputs see their span alone, and balance is a matter of what they see.
     network = Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
@@ -163,7 +175,8 @@ def can_converge(network: Network, task: Task) -> bool:
             "`linear.integrate_flow` to see where it ends."
         )
     u, s, v, task_rank = _spectrum(task)
-    tolerance = 1e-8 if s.dtype == np.float64 else 1e-4
+    # An overlap is as good as zero if the coarser of both could not tell it from zero.
+    tolerance = 64 * sum(q.shape) * float(np.finfo(coarser(s.dtype, q.dtype)).eps)
     scale = np.linalg.norm(q, 2)
     rank = int(np.sum(np.linalg.svd(q, compute_uv=False) > tolerance * scale))
     wanted = min(rank, task_rank)
@@ -249,5 +262,9 @@ def rotation_time(task: Task, lam: float | Float[Array, ""], *, tau: float = 1.0
     at about this time: richness is delayed, not absent.
     """
     require_positive("tau", tau)
+    require_scalar("lam", lam)
+    require_finite("lam", as_float("lam", lam))
+    require_task("task", task)
+    _require_isotropic(task)
     top = jnp.linalg.norm(task.target, ord=2)
     return 2 * jnp.abs(jnp.asarray(lam, top.dtype)) * tau / (top**2 * task.kappa)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ._checks import as_float, require_finite, require_positive, require_times
-from ._exact import exact_flow
+from ._exact import check_fit, exact_flow
 from ._network import Network
 from ._shallow import function_loss
 from ._task import Task
@@ -36,17 +36,17 @@ class LoraFlow(eqx.Module):
     task: Task
 
     @property
-    def times(self) -> Float[Array, " time"]:
+    def times(self) -> Float[Array, "*batch time"]:
         """Times of the states."""
         return self.adapter.times
 
     @property
-    def function(self) -> Float[Array, "time outputs inputs"]:
+    def function(self) -> Float[Array, "*batch time outputs inputs"]:
         r"""The whole map :math:`W_0 + \gamma BA` at each time."""
-        return self.frozen[None] + self.adapter.function
+        return self.frozen[..., None, :, :] + self.adapter.function
 
     @property
-    def loss(self) -> Float[Array, " time"]:
+    def loss(self) -> Float[Array, "*batch time"]:
         """Loss of the whole map on the task at each time."""
         return function_loss(self.function, self.task)
 
@@ -89,7 +89,8 @@ def lora_flow(
     tau
         Time constant, the inverse learning rate.
     """
-    frozen = as_float(frozen)
+    check_fit(network, task)
+    frozen = as_float("frozen", frozen)
     require_finite("frozen", frozen)
     require_positive("gamma", gamma)
     require_positive("tau", tau)

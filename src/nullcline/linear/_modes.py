@@ -33,14 +33,14 @@ class Modes(eqx.Module):
     second: Float[Array, "time modes"]
 
     @property
-    def strength(self) -> Float[Array, "time modes"]:
+    def strength(self) -> Float[Array, "*batch time modes"]:
         """Strength ``a = c d`` of each mode in the network function."""
         return self.first * self.second
 
 
 def check_modes(name: str, s: object, strengths: object, layers: int = 0) -> tuple[Array, Array]:
     """Both as arrays; raise if singular values are negative, or strengths not finite or not one per mode."""
-    values, others = as_float(s), as_float(strengths)
+    values, others = as_float("s", s), as_float(name, strengths)
     require_finite("s", values)
     require_finite(name, others)
     if values.ndim != 1:
@@ -82,17 +82,47 @@ def _mode(s, c0, d0, lam, t):
     is_opposite = c0 * d0 < 0
     multiplied = lam * (z**2 + c0**2 / (2 * safe)) / jnp.where(is_opposite, z * d0 - c * c0, 1)
     up, down = jnp.where(is_opposite, multiplied, c * c0 + z * d0), z * c0 - c * d0
-    is_saddle = up == 0
-    x, g = jnp.exp(-2 * rate * t), saturation(rate, t)
-    # Written around the initial value while little has happened: keeps the weaker layer accurate in itself.
+    fade, g = jnp.exp(-rate * t), saturation(rate, t)
+    # Divided by the larger of what grows and what fades: their squares would underflow. A mode on the saddle
+    # (up = 0) has nothing left once it has faded.
+    is_gone = (up == 0) & (fade < jnp.finfo(fade.dtype).tiny)
+    size = jax.lax.stop_gradient(jnp.where(is_gone, 1, jnp.maximum(fade, jnp.abs(up))))
+    risen, fallen = up / size, fade / size
+    norm = jnp.sqrt(jnp.where(is_gone, 1, fallen**2 * (1 + down**2 * g) + risen**2 * g))
+    late = (c * risen + z * fallen * fade * down) / norm, (z * risen - c * fallen * fade * down) / norm
     is_early = rate * t < 0.5
-    moved = jnp.expm1(-2 * rate * t) * down
-    first = jnp.where(is_early, c0 + z * moved, c * up + z * x * down)
-    second = jnp.where(is_early, d0 - c * moved, z * up - c * x * down)
-    norm = jnp.sqrt(jnp.where(is_saddle, 1, x + (up**2 + down**2 * x) * g))
-    # On the saddle x cancels between numerator and denominator; without that, late times are 0 / 0.
-    fade = jnp.exp(-rate * t) * down / jnp.sqrt(1 + down**2 * g)
-    return jnp.where(is_saddle, z * fade, first / norm), jnp.where(is_saddle, -c * fade, second / norm)
+    early = _early_mode(s, c0, d0, lam, jnp.where(is_early, t, 0))
+    return jnp.where(is_early, early[0], late[0]), jnp.where(is_early, early[1], late[1])
+
+
+def _early_mode(s, c0, d0, lam, t):
+    r"""The same while :math:`l t` is small, by :math:`q = \cosh(lt)\,q_0 + \sinh(lt)/l\,F q_0`.
+
+    Keeps the weaker layer accurate in itself, and has the right derivatives at :math:`s = \lambda = 0`.
+    """
+    y = (s**2 + lam**2 / 4) * t**2
+    grown1, grown2 = s * d0 - lam / 2 * c0, s * c0 + lam / 2 * d0
+    cosh, sinh = 1 + y * _cosh_rest(y), t * _sinhc(y)
+    square = t * _sinhc(4 * y) * (c0**2 + d0**2) + 2 * t**2 * _cosh_rest(4 * y) * (c0 * grown1 + d0 * grown2)
+    norm = jnp.sqrt(1 + square)
+    return (cosh * c0 + sinh * grown1) / norm, (cosh * d0 + sinh * grown2) / norm
+
+
+def _sinhc(y):
+    """Evaluate sinh(√y)/√y for y ≤ 1, by its series."""
+    return _series(y, [math.factorial(2 * k + 1) for k in range(10)])
+
+
+def _cosh_rest(y):
+    """Evaluate (cosh √y − 1)/y for y ≤ 1, by its series."""
+    return _series(y, [math.factorial(2 * k + 2) for k in range(10)])
+
+
+def _series(y, factorials):
+    total = jnp.zeros_like(y)
+    for factorial in reversed(factorials):
+        total = total * y + 1 / factorial
+    return total
 
 
 @jax.jit
@@ -147,11 +177,10 @@ def mode_flow(
     s, a0 = check_modes("a0", s, a0)
     require_positive("tau", tau)
     times = require_times(times)
-    if jnp.shape(lam) not in ((), s.shape):
-        raise ValueError(
-            f"`lam` must be one number or {s.size}, one for each mode, got shape {jnp.shape(lam)}."
-        )
-    require_finite("lam", as_float(lam))
-    lam = jnp.broadcast_to(jnp.asarray(lam, s.dtype), s.shape)
+    lam = as_float("lam", lam)
+    if lam.shape not in ((), s.shape):
+        raise ValueError(f"`lam` must be one number or {s.size}, one for each mode, got shape {lam.shape}.")
+    require_finite("lam", lam)
+    lam = jnp.broadcast_to(lam.astype(s.dtype), s.shape)
     first, second = jax.vmap(lambda a, lam: balanced_strengths(a[None], lam))(a0, lam)
     return Modes(times, *evolve(s, first[:, 0], second[:, 0], lam, times / tau))

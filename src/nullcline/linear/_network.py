@@ -1,6 +1,7 @@
 """Two-layer linear networks and how far they are from balance."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -18,7 +19,7 @@ class Network(eqx.Module):
 
     def __init__(self, w1, w2):
         """Make a network of two weight matrices whose hidden sizes agree."""
-        w1, w2 = as_float(w1), as_float(w2)
+        w1, w2 = as_float("w1", w1), as_float("w2", w2)
         require_matrix("w1", w1, "hidden", "inputs")
         require_matrix("w2", w2, "outputs", "hidden")
         if w1.shape[0] != w2.shape[1]:
@@ -58,48 +59,55 @@ class Network(eqx.Module):
         return self.w2 @ self.w1
 
 
-def balance(network: Network) -> Float[Array, "hidden hidden"]:
+def balance(network: Network) -> Float[Array, "*batch hidden hidden"]:
     r"""The matrix :math:`D = W_2^\top W_2 - W_1 W_1^\top` that gradient flow conserves.
 
     Weights are λ-balanced when :math:`Q D = \lambda Q` with :math:`Q = [W_1^\top; W_2]`; strictly, when
-    :math:`D = \lambda I`.
+    :math:`D = \lambda I`. This and the measures below take a batch of networks (``vmap``) as well.
     """
-    return network.w2.T @ network.w2 - network.w1 @ network.w1.T
+    w1, w2 = network.w1, network.w2
+    return jnp.swapaxes(w2, -1, -2) @ w2 - w1 @ jnp.swapaxes(w1, -1, -2)
 
 
-def fitted_lambda(network: Network) -> Float[Array, ""]:
+def fitted_lambda(network: Network) -> Float[Array, "*batch"]:
     r"""Best λ of any weights, :math:`\lambda^* = \mathrm{tr}(D) / N_h`.
 
     The least-squares fit of :math:`D = \lambda I`.
     For weights balanced on a projector of rank r it is :math:`\lambda r / N_h`; the λ that the exact solution
     uses comes from ``balance_residual``.
     """
-    return jnp.trace(balance(network)) / network.n_hidden
+    return jnp.trace(balance(network), axis1=-2, axis2=-1) / network.n_hidden
 
 
-def balance_distance(network: Network) -> Float[Array, ""]:
+def balance_distance(network: Network) -> Float[Array, "*batch"]:
     r"""Distance from strict balance, :math:`\|D - \lambda^* I\|_F`."""
-    identity = jnp.eye(network.n_hidden, dtype=network.w1.dtype)
-    return jnp.linalg.norm(balance(network) - fitted_lambda(network) * identity)
+    d, lam = balance(network), fitted_lambda(network)
+    identity = jnp.eye(network.n_hidden, dtype=d.dtype).reshape((1,) * lam.ndim + d.shape[-2:])
+    return jnp.linalg.norm(d - lam[..., None, None] * identity, axis=(-2, -1))
 
 
-def balance_residual(network: Network) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def balance_residual(network: Network) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     r"""The λ of λ-balanced weights and how badly it fits.
 
     Returns
     -------
     :math:`\hat\lambda = \langle Q, QD\rangle / \langle Q, Q\rangle` and the residual
-    :math:`\|QD - \hat\lambda Q\|_F / (\|Q\|_F \|Q\|_2^2)`; both zero for zero weights.
+    :math:`\|QD - \hat\lambda Q\|_F / (\|Q\|_F \|Q\|_2^2)`; both zero for zero weights. (:math:`\|D\|` would
+    be the natural scale but vanishes at λ = 0.)
     """
-    q = network.q
+    if network.w1.ndim > 2:
+        return jax.vmap(balance_residual)(network)
+    return fit_balance(network.q, balance(network), largest_square(network.q))
+
+
+def largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
+    r"""About :math:`\|Q\|_2^2`, by a few power iterations."""
     gram = q.T @ q
-    # ‖D‖ would be the natural scale but vanishes at λ = 0; ‖Q‖₂² comes from a few power iterations.
     direction = jnp.sum(gram, axis=1) + jnp.max(jnp.abs(gram), axis=1)
     for _ in range(8):
         direction = gram @ direction
         direction = direction / jnp.maximum(jnp.linalg.norm(direction), jnp.finfo(q.dtype).tiny)
-    top = jnp.linalg.norm(gram @ direction)
-    return fit_balance(q, balance(network), top)
+    return jnp.linalg.norm(gram @ direction)
 
 
 def fit_balance(

@@ -38,7 +38,7 @@ class NonlinearDescent(eqx.Module):
     distance
         Distance from balance, :math:`\|D - \lambda^* I\|_F`.
     status
-        0 for a run to be trusted, 3 for one that diverged (``STATUS`` names them).
+        0 for a run to be trusted, 3 for one that diverged or ended above its first loss (``STATUS``).
     """
 
     network: Network
@@ -50,7 +50,7 @@ class NonlinearDescent(eqx.Module):
 
     @property
     def is_ok(self) -> Array:
-        """Whether every weight stayed finite."""
+        """Whether every weight stayed finite and the loss did not end above its start."""
         return self.status == OK
 
 
@@ -64,6 +64,7 @@ def nonlinear_loss(network: Network, task: Task, activation: Activation = "relu"
             "`Task.from_correlation`. "
             "Make it from data: `Task(x, y)`."
         )
+    check_fit(network, task)
     error = network.w2 @ _ACTIVATIONS[activation](network.w1 @ task.x) - task.y
     return jnp.sum(error**2) / (2 * task.x.shape[-1])
 
@@ -107,13 +108,12 @@ def nonlinear_descent(
 @eqx.filter_jit
 def _descend(network, task, activation, learning_rate, steps: int, every: int) -> NonlinearDescent:
     def measure(network, is_ok):
-        nan = jnp.full((), jnp.nan, network.w1.dtype)
-        measures = (
-            nonlinear_loss(network, task, activation),
-            fitted_lambda(network),
-            balance_distance(network),
+        measures = jnp.stack(
+            [nonlinear_loss(network, task, activation), fitted_lambda(network), balance_distance(network)]
         )
-        return tuple(jnp.where(is_ok, value, nan) for value in measures)
+        # Weights may be finite and their squares not.
+        is_ok = is_ok & jnp.isfinite(measures).all()
+        return is_ok, jnp.where(is_ok, measures, jnp.nan)
 
     def step(_, state):
         network, is_ok = state
@@ -123,11 +123,14 @@ def _descend(network, task, activation, learning_rate, steps: int, every: int) -
         return jax.tree.map(lambda new, old: jnp.where(is_ok, new, old), moved, network), is_ok
 
     def chunk(state, _):
-        state = jax.lax.fori_loop(0, every, step, state)
-        return state, measure(*state)
+        network, is_ok = jax.lax.fori_loop(0, every, step, state)
+        is_ok, measures = measure(network, is_ok)
+        return (network, is_ok), measures
 
-    start = (network, jnp.asarray(True))
-    (last, is_ok), later = jax.lax.scan(chunk, start, length=steps // every)
-    loss, lam, distance = (jnp.concatenate([a[None], b]) for a, b in zip(measure(*start), later, strict=True))
-    status = jnp.where(is_ok, OK, DIVERGED)
+    is_ok, first = measure(network, jnp.asarray(True))
+    (last, is_ok), later = jax.lax.scan(chunk, (network, is_ok), length=steps // every)
+    loss, lam, distance = jnp.concatenate([first[None], later]).T
+    # Descent that ends above its start has diverged, though it may not have had the time to overflow.
+    slack = 1e3 * jnp.finfo(loss.dtype).eps * (loss[0] + jnp.sum(task.y**2))
+    status = jnp.where(is_ok & (loss[-1] <= loss[0] + slack.astype(loss.dtype)), OK, DIVERGED)
     return NonlinearDescent(last, jnp.arange(0, steps + 1, every), loss, lam, distance, status)

@@ -5,6 +5,7 @@ tangent kernel are formed only by ``ntk``. A ``Network`` may take the place of a
 no axis of times. Of a batch of trajectories (``vmap``) the results have the axes of the batch in front.
 """
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._order import after
+from ._exact import check_fit
 from ._network import Network
-from ._task import Task
+from ._task import Task, require_task
 from ._trajectory import Trajectory
 
 
@@ -42,6 +44,13 @@ class _Factors(NamedTuple):
 
 
 def _factors(state: Trajectory | Network, task: Task) -> _Factors:
+    require_task("task", task)
+    if not isinstance(state, Trajectory | Network):
+        raise ValueError(
+            f"The state must be a `linear.Trajectory` or a `linear.Network`, got a {type(state).__name__}. "
+            "A `LoraFlow` has a `.loss` of its own, a `Sequence` its `.losses` and `.stages`; maps have "
+            "`linear.function_loss`."
+        )
     factors = (
         _Factors(jnp.swapaxes(state.w1, -1, -2), state.w2, None, None)
         if isinstance(state, Network)
@@ -119,7 +128,6 @@ def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Fl
     return 0.5 * jnp.sum(gap**2, axis=(-2, -1)) / x.shape[1]
 
 
-@_over_batch
 def ntk(
     state: Trajectory | Network, task: Task, *, max_bytes: int = 2**30
 ) -> Float[Array, "*time kernel kernel"]:
@@ -136,19 +144,27 @@ def ntk(
     task
         A task with samples.
     max_bytes
-        Largest kernel to form. ``ntk_distance`` and ``ntk_inner`` never form it.
+        Largest kernels to form, all times and networks of a batch together. ``ntk_distance`` and
+        ``ntk_inner`` never form them.
     """
-    g1, g2, v, u = _factors(state, task)
-    x, _ = task.data
-    samples, outputs = x.shape[1], task.n_out
-    count = g1.shape[0] if g1.ndim == 3 else 1
+    g1 = _factors(state, task).g1
+    samples, outputs = task.data[0].shape[1], task.n_out
+    count = math.prod(g1.shape[:-2])
     size = count * (samples * outputs) ** 2 * g1.dtype.itemsize
     if size > max_bytes:
         raise ValueError(
-            f"The kernel of {outputs} outputs and {samples} samples at {count} times takes "
+            f"The kernel of {outputs} outputs and {samples} samples at {count} times and networks takes "
             f"{size / 2**30:.3g} GiB, over `max_bytes` = {max_bytes}. Use `linear.ntk_distance` or "
             "`linear.ntk_inner`, which never form it, or ask for fewer times."
         )
+    return _ntk(state, task)
+
+
+@_over_batch
+def _ntk(state: Trajectory | Network, task: Task) -> Array:
+    g1, g2, v, u = _factors(state, task)
+    x, _ = task.data
+    samples, outputs = x.shape[1], task.n_out
     hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
     w2 = g2 if u is None else _grow(u, g2) @ g2
     inner, outer = _t(hidden) @ hidden, w2 @ _t(w2)
@@ -183,6 +199,13 @@ def _inner(first, second, outputs: int) -> Array:
     )
 
 
+def _rescale(factors: _Factors) -> _Factors:
+    """The same directions at unit size: kernels are of second order in the weights, their norms of eighth."""
+    size = jnp.maximum(*(jnp.max(jnp.abs(g), axis=(-2, -1), keepdims=True) for g in factors[:2]))
+    size = jax.lax.stop_gradient(size)
+    return factors._replace(g1=factors.g1 / size, g2=factors.g2 / size)
+
+
 def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
     r"""Inner product :math:`\langle K_1, K_2\rangle` of two tangent kernels, without forming them.
 
@@ -213,17 +236,22 @@ def ntk_distance(
         The network whose kernel is the reference; by default the state at ``times[0]``.
     """
     factors = _factors(trajectory, task)
+    if isinstance(trajectory, Network):
+        raise ValueError(
+            "`trajectory` must be a `linear.Trajectory`, got a network, which has no times: give it to "
+            "`linear.exact_flow`, or compare two networks by `linear.ntk_inner`."
+        )
     g1, g2, v, u = factors
     if start is not None:
-        _factors(start, task)
+        check_fit(start, task, name="start")
         g1, g2 = _in_basis(v, start.w1.T)[None], _in_basis(u, start.w2)[None]
     elif g1.shape[0] == 1:
         raise ValueError(
             "`trajectory` has one time only, and its distance from itself is 0. Ask for more times, or name "
             "the network to compare with: `start=network`."
         )
-    now = _kernel_parts(factors, task)
-    start_parts = _kernel_parts(factors._replace(g1=g1[:1], g2=g2[:1]), task)
+    now = _kernel_parts(_rescale(factors), task)
+    start_parts = _kernel_parts(_rescale(factors._replace(g1=g1[:1], g2=g2[:1])), task)
     cross, norm = _inner(start_parts, now, task.n_out), _inner(now, now, task.n_out)
     first = norm[:1] if start is None else _inner(start_parts, start_parts, task.n_out)
     return 1 - cross / jnp.sqrt(first * norm)
@@ -243,6 +271,8 @@ def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Si
         Eigenvalues of :math:`W_2W_2^\top` below this share of the largest count as zero in its inverse.
     """
     g1, g2, v, u = _factors(state, task)
+    if not 0 <= cutoff < 1:
+        raise ValueError(f"`cutoff` must be a share from 0 to below 1, got {cutoff}.")
     x, y = task.data
     hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
     back = jnp.linalg.pinv(g2, rtol=cutoff**0.5) @ _grow(_in_basis(u, y), g2)

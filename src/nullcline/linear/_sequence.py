@@ -4,6 +4,7 @@ Gradient flow conserves the balance, so λ is the same for every task and the st
 valid start of the next (anguita2024, section 4.4).
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 import equinox as eqx
@@ -11,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ._checks import is_concrete, require_positive, require_size
-from ._exact import balance_tolerance, check_fit, exact_flow
+from ._exact import balance_tolerance, check_fit, exact_flow, read_balance
 from ._network import Network
 from ._shallow import function_loss
-from ._task import Task
+from ._task import Task, require_task
 from ._trajectory import Trajectory
 
 
@@ -43,6 +44,7 @@ def loss_rate(
     evaluated = training if evaluated is None else evaluated
     function = trajectory.function
     for name, task in (("training", training), ("evaluated", evaluated)):
+        require_task(name, task)
         if function.shape[-2:] != (task.n_out, task.n_in):
             raise ValueError(
                 f"`trajectory` maps {function.shape[-1]} inputs to {function.shape[-2]} outputs, but "
@@ -85,17 +87,27 @@ class Sequence(eqx.Module):
     durations: tuple[float, ...]
     tau: float
 
+    def _one_network(self) -> tuple[Trajectory, ...]:
+        """The stages, of one network: those of a batch have its axis where the times should be."""
+        if any(stage.status.ndim > 0 for stage in self.stages):
+            raise ValueError(
+                "This sequence holds a batch of networks: read what you need of it inside the function that "
+                "you `vmap`, for example `jax.vmap(lambda n: linear.exact_sequence(n, tasks, times).losses)`."
+            )
+        return self.stages
+
     @property
     def times(self) -> Float[Array, " time"]:
         """Times since the very beginning, all stages in one row."""
         starts = [sum(self.durations[:i]) for i in range(len(self.stages))]
         return jnp.concatenate(
-            [stage.times + start for stage, start in zip(self.stages, starts, strict=True)]
+            [stage.times + start for stage, start in zip(self._one_network(), starts, strict=True)]
         )
 
     @property
     def stage(self) -> Int[Array, " time"]:
         """Which task is trained on at each of ``times``."""
+        self._one_network()
         return jnp.repeat(
             jnp.arange(len(self.stages)),
             jnp.array([stage.times.size for stage in self.stages]),
@@ -105,7 +117,7 @@ class Sequence(eqx.Module):
     @property
     def function(self) -> Float[Array, "time outputs inputs"]:
         """Network function at each of ``times``."""
-        return jnp.concatenate([stage.function for stage in self.stages])
+        return jnp.concatenate([stage.function for stage in self._one_network()])
 
     @property
     def losses(self) -> Float[Array, "tasks time"]:
@@ -117,7 +129,7 @@ class Sequence(eqx.Module):
         """Rise of the loss on every task since the start of the current stage."""
         rows = []
         for task in self.tasks:
-            losses = [function_loss(stage.function, task) for stage in self.stages]
+            losses = [function_loss(stage.function, task) for stage in self._one_network()]
             rows.append(jnp.concatenate([loss - loss[0] for loss in losses]))
         return jnp.stack(rows)
 
@@ -129,7 +141,7 @@ class Sequence(eqx.Module):
                 jnp.concatenate(
                     [
                         loss_rate(stage, training, task, tau=self.tau)
-                        for stage, training in zip(self.stages, self.tasks, strict=True)
+                        for stage, training in zip(self._one_network(), self.tasks, strict=True)
                     ]
                 )
                 for task in self.tasks
@@ -173,7 +185,9 @@ def exact_sequence(
 
     Continual learning (different tasks), reversal (:math:`\Sigma`, then :math:`-\Sigma`) and transfer are all
     this call. After full convergence with λ = 0 a reversed task has no overlap with the weights: the function
-    decays to zero and stays there, a saddle that this solution respects.
+    decays to zero and stays there, a saddle that this solution respects. After a finite time T the overlap is
+    :math:`e^{-2sT}`; weights of double precision can tell it from zero for :math:`sT \lesssim 14`, of single
+    for 6. Beyond, rounding decides when a reversed mode escapes from the plateau, if ever.
 
     Parameters
     ----------
@@ -192,6 +206,8 @@ def exact_sequence(
     """
     if isinstance(tasks, Task):
         raise ValueError("`tasks` must be a list of tasks, got one `Task`: write `[task]` and `[duration]`.")
+    if not isinstance(durations, Iterable):
+        raise ValueError(f"`durations` must be a list, one time for each task, got {durations!r}.")
     tasks, durations = tuple(tasks), tuple(durations)
     if not tasks or len(tasks) != len(durations):
         raise ValueError(
@@ -203,11 +219,15 @@ def exact_sequence(
     require_size("points", points)
     if points < 2:
         raise ValueError("`points` must be at least 2: the start and the end of a stage.")
-    stages, tolerance = [], None
+    stages, lam, tolerance = [], None, None
     for index, (task, duration) in enumerate(zip(tasks, durations, strict=True)):
         is_lost = _check_unseen(network, tasks, index)
         times = jnp.linspace(0.0, duration, points, dtype=network.w1.dtype)
-        stages.append(exact_flow(network, task, times, tau=tau, tolerance=tolerance))
+        stages.append(exact_flow(network, task, times, tau=tau, lam=lam, tolerance=tolerance))
+        if lam is None:
+            # Conserved, and read off best where the weights are as they were given.
+            seen = Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
+            lam = read_balance(seen, float(jnp.finfo(network.w1.dtype).eps))[0]
         # The state at the end of a stage carries a few roundings more than given weights.
         tolerance = 16 * float(jnp.finfo(network.w1.dtype).eps)
         network = stages[-1].network_at(-1)

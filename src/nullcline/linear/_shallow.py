@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 
 from ._checks import as_float, require_finite, require_positive, require_times
 from ._modes import saturation
-from ._task import Task
+from ._task import Task, require_task
 
 
 def shallow_flow(
@@ -38,7 +38,8 @@ def shallow_flow(
     equation 4.20 prints S). The tangent kernel is :math:`I \otimes X^T X` at all times: a shallow network
     is lazy, although its representations change (erratum to the text after equation 4.20).
     """
-    weights = as_float(weights)
+    require_task("task", task)
+    weights = as_float("weights", weights)
     require_finite("weights", weights)
     require_positive("tau", tau)
     if weights.shape != (task.n_out, task.n_in):
@@ -51,7 +52,8 @@ def shallow_flow(
     variance = jnp.where(variance > variance.size * jnp.finfo(t.dtype).eps * variance[-1], variance, 0)
     rate, when = jnp.broadcast_arrays(variance[None, :], t[:, None])
     decay = jnp.exp(-rate * when)[:, None, :]
-    grown = saturation(rate / 2, when)[:, None, :]
+    # Without variance there is no correlation either, beyond rounding that would grow with time.
+    grown = jnp.where(rate > 0, saturation(rate / 2, when), 0)[:, None, :]
     path = (weights @ basis)[None] * decay + (task.sigma_yx @ basis)[None] * grown
     return path @ basis.T
 
@@ -62,6 +64,8 @@ def function_loss(function: Float[Array, "*batch outputs inputs"], task: Task) -
     Takes any stack of maps: the ``function`` of a trajectory, the weights of a shallow network, the target of
     another task. Nothing is assumed about the inputs.
     """
+    require_task("task", task)
+    function = as_float("function", function)
     if function.shape[-2:] != (task.n_out, task.n_in):
         raise ValueError(
             f"Maps of this task must have shape (…, outputs, inputs) = (…, {task.n_out}, {task.n_in}), "

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import is_concrete, require_positive, require_size, require_times
+from ._checks import are_sorted, is_concrete, require_positive, require_size, require_times
 from ._exact import check_fit
 from ._network import Network
 from ._task import Task
-from ._trajectory import DIVERGED, FAILED, OK, TOO_MANY_STEPS, Trajectory
+from ._trajectory import BAD_TIMES, DIVERGED, FAILED, OK, TOO_MANY_STEPS, Trajectory
 
 
 def integrate_flow(
@@ -40,7 +40,8 @@ def integrate_flow(
     rtol, atol
         Tolerances of a step. Default: 1e-9 and 1e-12 in float64, 1e-5 and 1e-8 in float32.
     max_steps
-        Steps after which the solver gives up; the result then has a nonzero ``status`` and NaN states.
+        Steps after which the solver gives up; the result then has a nonzero ``status`` and NaN states, as it
+        has where times or ``tau`` are wrong and cannot be inspected (``jit``).
 
     Returns
     -------
@@ -67,7 +68,10 @@ def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: 
         import diffrax
 
     dtype = network.w1.dtype
-    clock = times.astype(dtype) / jnp.asarray(tau, dtype)
+    tau = jnp.asarray(tau, dtype)
+    is_good = are_sorted(times) & (tau > 0)
+    # Times that the solver would refuse from inside a compiled program: it gets others, and the status tells.
+    clock = jnp.where(is_good, times.astype(dtype) / tau, 0)
     end = clock[-1]
 
     def field(t, state, arguments):
@@ -100,6 +104,7 @@ def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: 
         status = jnp.where(solution.result == result, code, status)
     is_finite = jnp.isfinite(w1).all() & jnp.isfinite(w2).all()
     status = jnp.where((status == OK) & ~is_finite, DIVERGED, status)
+    status = jnp.where(is_good, status, BAD_TIMES)
     nan = jnp.where(status == OK, 0, jnp.nan).astype(dtype)
     return jnp.swapaxes(w1, 1, 2) + nan, w2 + nan, status
 

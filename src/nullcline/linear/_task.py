@@ -9,7 +9,15 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ._checks import as_float, is_concrete, require_finite, require_matrix, require_nonnegative, require_size
+from ._checks import (
+    as_float,
+    is_concrete,
+    require_finite,
+    require_key,
+    require_matrix,
+    require_nonnegative,
+    require_size,
+)
 
 _HIERARCHY = (
     (1, 1, 1, 0, 1, 0, 0, 0),
@@ -49,7 +57,7 @@ class Task(eqx.Module):
 
     def __init__(self, x, y, *, is_isotropic: bool | None = None, is_spanning: bool | None = None):
         """Make a task from data; what is not said about the inputs is found out where they can be seen."""
-        x, y = as_float(x), as_float(y)
+        x, y = as_float("x", x), as_float("y", y)
         require_matrix("x", x, "inputs", "samples")
         require_matrix("y", y, "outputs", "samples")
         if x.shape[1] != y.shape[1]:
@@ -74,7 +82,7 @@ class Task(eqx.Module):
 
         Its irreducible loss is zero. Kernels and similarity matrices, which need samples, are not defined.
         """
-        sigma_yx = as_float(sigma_yx)
+        sigma_yx = as_float("sigma_yx", sigma_yx)
         require_matrix("sigma_yx", sigma_yx, "outputs", "inputs")
         require_finite("sigma_yx", sigma_yx)
         task = object.__new__(cls)
@@ -154,6 +162,21 @@ class Task(eqx.Module):
         return 0.5 * jnp.sum((y - self.target @ x) ** 2) / x.shape[-1]
 
 
+def require_task(name: str, task: object) -> None:
+    """Raise unless ``task`` is one task."""
+    if not isinstance(task, Task):
+        raise ValueError(
+            f"`{name}` must be a `linear.Task`, got a {type(task).__name__}: make it from data, "
+            "`linear.Task(x, y)`, or from a matrix, `linear.Task.from_correlation(sigma)`."
+        )
+    array = task.data[0] if task.correlation is None else task.correlation
+    if array.ndim != 2:
+        raise ValueError(
+            f"`{name}` holds a batch of tasks, its arrays have shapes like {array.shape}: use "
+            "`jax.vmap(lambda task: …)(tasks)`."
+        )
+
+
 def isotropy(x: np.ndarray) -> float:
     r"""Relative distance of :math:`\Sigma_{xx}` from a scaled projector, 0 for isotropic inputs."""
     sigma_xx = x @ x.T / x.shape[1]
@@ -181,7 +204,7 @@ def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[
     center
         Remove the mean over samples first.
     """
-    x = as_float(x)
+    x = as_float("x", x)
     require_matrix("x", x, "inputs", "samples")
     require_finite("x", x)
     inputs, samples = x.shape
@@ -224,6 +247,7 @@ def random_regression(
         raise ValueError(
             f"`n_samples` must be at least `n_in` = {n_in} for whitened inputs, got {n_samples}."
         )
+    require_key(key)
     return _draw_regression(n_in, n_out, n_samples, scale, key)
 
 

@@ -3,8 +3,10 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from ._checks import is_concrete
 from ._network import Network
 
 STATUS = {
@@ -14,7 +16,7 @@ STATUS = {
     3: "the weights diverged",
     4: "the solver took too many steps",
     5: "the solver failed",
-    6: "times are negative, or `tau` is not positive",
+    6: "times are negative or not sorted, or `tau` is not positive",
 }
 OK, UNBALANCED, NOT_WHITE, DIVERGED, TOO_MANY_STEPS, FAILED, BAD_TIMES = range(7)
 
@@ -32,8 +34,9 @@ class Trajectory(eqx.Module):
     For inputs that span only a subspace, ``exact_flow`` describes :math:`W_1` on that subspace; its component
     outside never moves and no input sees it.
 
-    ``status`` is 0 for a trajectory to be trusted; ``STATUS`` names the other values. States that
-    cannot be trusted are NaN.
+    ``status`` is 0 for a trajectory to be trusted; ``STATUS`` names the other values. States of
+    ``exact_flow`` and ``integrate_flow`` that cannot be trusted are NaN; ``gradient_descent`` that diverged
+    shows how.
     """
 
     times: Float[Array, " time"]
@@ -43,45 +46,58 @@ class Trajectory(eqx.Module):
     u: Float[Array, "n_out outputs"] | None
     status: Int[Array, ""]
 
+    def __repr__(self) -> str:
+        """Sizes, times and whether to trust it, where values can be seen."""
+        if not isinstance(self.status, jax.Array) or not is_concrete(self.times, self.status):
+            return super().__repr__()
+        *batch, count, _, hidden = self.g1.shape
+        n_in, n_out = ((g if b is None else b).shape[-2] for g, b in ((self.g1, self.v), (self.g2, self.u)))
+        many = "".join(f"{size} × " for size in batch)
+        first, last = float(jnp.min(self.times)), float(jnp.max(self.times))
+        codes = sorted(set(np.asarray(self.status).ravel().tolist()))
+        status = "; ".join(STATUS[code] for code in codes)
+        times = f"{count} times from {first:g} to {last:g}"
+        return f"Trajectory({many}{n_in}-{hidden}-{n_out}, {times}, {self.g1.dtype}, status: {status})"
+
     @property
     def is_ok(self) -> Array:
         """Whether the trajectory can be trusted."""
         return self.status == OK
 
     @property
-    def w1t(self) -> Float[Array, "time n_in hidden"]:
+    def w1t(self) -> Float[Array, "*batch time n_in hidden"]:
         r"""A factor of :math:`W_1^\top` at each time, rotated like ``w2``."""
         return _rotate(self.v, self.g1)
 
     @property
-    def w2(self) -> Float[Array, "time n_out hidden"]:
+    def w2(self) -> Float[Array, "*batch time n_out hidden"]:
         r"""A factor of :math:`W_2` at each time, rotated like ``w1t``."""
         return _rotate(self.u, self.g2)
 
     @property
-    def qqt(self) -> Float[Array, "time n n"]:
+    def qqt(self) -> Float[Array, "*batch time n n"]:
         r"""The state :math:`QQ^\top = [[W_1^\top W_1, (W_2W_1)^\top], [W_2W_1, W_2W_2^\top]]`."""
         return _state(self.v, self.g1, self.u, self.g2)
 
     @property
-    def function(self) -> Float[Array, "time n_out n_in"]:
+    def function(self) -> Float[Array, "*batch time n_out n_in"]:
         """The linear map :math:`W_2 W_1` at each time."""
         return _function(self.v, self.g1, self.u, self.g2)
 
     @property
-    def input_gram(self) -> Float[Array, "time n_in n_in"]:
+    def input_gram(self) -> Float[Array, "*batch time n_in n_in"]:
         r"""Input representation :math:`C = W_1^\top W_1` at each time."""
         return _gram(self.v, self.g1)
 
     @property
-    def output_gram(self) -> Float[Array, "time n_out n_out"]:
+    def output_gram(self) -> Float[Array, "*batch time n_out n_out"]:
         r"""Output representation :math:`B = W_2 W_2^\top` at each time."""
         return _gram(self.u, self.g2)
 
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
         count = self.g1.shape[0]
-        if isinstance(index, int) and not -count <= index < count:
+        if isinstance(index, int | np.integer) and not -count <= index < count:
             raise ValueError(f"`index` must be one of the {count} times, got {index}.")
         return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
 

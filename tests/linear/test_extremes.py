@@ -1,0 +1,157 @@
+"""Numbers at the edge of their precision: tiny weights, tiny λ, large λ, directions that nobody explores."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from nullcline import linear
+
+
+def single(tree):
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+
+def test_a_small_balance_is_not_taken_for_zero():
+    """64 units in float32, λ = 0.005: far above the rounding of one weight, below that of all together."""
+    network = single(linear.lambda_balanced(64, 64, 64, 5e-3, key=jr.key(3)))
+    task = linear.Task.from_correlation(np.asarray(jr.normal(jr.key(4), (64, 64)), np.float32) / 8)
+    exact = linear.exact_flow(network, task, np.asarray([0.0, 1.0, 5.0, 50.0, 1e4], np.float32))
+    lam = linear.fitted_lambda(linear.Network(jnp.swapaxes(exact.w1t, 1, 2)[-1], exact.w2[-1]))
+    assert abs(float(lam) / 5e-3 - 1) < 0.02
+
+
+def test_the_balance_is_kept_from_task_to_task():
+    """Later stages forgive more rounding in the weights, but λ is that of the first."""
+    network = single(linear.lambda_balanced(3, 3, 3, 1e-4, key=jr.key(3)))
+    tasks = [
+        linear.Task.from_correlation(np.asarray(jr.normal(jr.key(i), (3, 3)), np.float32)) for i in (4, 5)
+    ]
+    last = linear.exact_sequence(network, tasks, [0.5, 20.0], points=3).stages[-1].network_at(-1)
+    assert abs(float(linear.fitted_lambda(last)) / 1e-4 - 1) < 0.1
+
+
+@pytest.mark.parametrize("weak", [1e-4, 1e-5])
+def test_the_limit_is_reached_at_large_balance(weak):
+    """Modes part at rates that differ by s²/|λ| only."""
+    task = linear.Task.from_correlation(np.diag([1.0, weak, 0.0, 0.0]))
+    late = linear.limit(linear.lambda_balanced(4, 2, 4, 1e3, key=jr.key(5)), task)
+    state = linear.converged_state(task, lam=1e3, rank=2)
+    np.testing.assert_allclose(late.output_gram[0], state.output_gram, atol=1e-9)
+    np.testing.assert_allclose(late.function[0], state.function, atol=1e-13)
+
+
+def test_every_balance_but_zero_converges():
+    """λ = 1e-9 is small, and enough to leave the saddle."""
+    for seed in range(12):
+        task = linear.Task.from_correlation(jr.normal(jr.key(100 + seed), (3, 3)))
+        assert linear.can_converge(linear.lambda_balanced(3, 3, 3, 1e-9, key=jr.key(seed)), task)
+    one = linear.aligned(
+        linear.Task.from_correlation([[2.0]]), 1, 0.0, strengths=jnp.asarray([-1.0]), key=jr.key(0)
+    )
+    assert not linear.can_converge(one, linear.Task.from_correlation([[2.0]]))
+
+
+def test_kernel_distance_does_not_depend_on_the_scale_of_the_weights():
+    """Norms of kernels are of eighth order in the weights: 1e-48 of those that are 1e-6."""
+    task = linear.random_regression(3, 3, 9, key=jr.key(1))
+    network = linear.gaussian(3, 3, 3, key=jr.key(0))
+    far = linear.gradient_descent(network, task, 0.1, 5)
+    expected = linear.ntk_distance(far, task)
+    assert float(expected[-1]) > 1e-3
+    for scale in (1e-8, 1e8):
+        scaled = single(linear.Trajectory(far.times, scale * far.g1, scale * far.g2, None, None, far.status))
+        got = linear.ntk_distance(scaled, single(task))
+        np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_tiny_strengths():
+    for dtype, scale in ((np.float32, 1e-10), (np.float64, 1e-80)):
+        scale = jnp.asarray(scale, dtype)
+        network = linear.aligned(
+            linear.Task.from_correlation(np.eye(3, dtype=dtype)), 3, scale=scale, key=jr.key(0)
+        )
+        assert float(np.max(np.abs(network.w1))) > 0.1 * scale
+    s, a0, lam, times = (
+        jnp.asarray(x, jnp.float32) for x in ([1, 1], [1e-20, -1], [0, 1e-20], [0, 30, 60, 1e6])
+    )
+    modes = linear.mode_flow(s, a0, times, lam=lam)
+    # Both leave their plateaus at t ≈ 23: e^{46} = 1e20.
+    np.testing.assert_allclose(modes.strength[1:, 0], 1.0, atol=1e-5)
+    np.testing.assert_allclose(modes.strength[2:, 1], 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("point", [(0.0, 0.3, 0.0, 0.7), (1.0, -0.3, 0.0, 0.4), (1.0, -0.3, 0.0, 0.9)])
+def test_derivatives_of_a_mode_where_formulas_part(point):
+    """No task and no balance; on the saddle: early and late."""
+
+    def layers(s, a0, lam, t):
+        modes = linear.mode_flow(s[None], a0[None], t[None], lam=lam)
+        return jnp.stack([modes.first[0, 0], modes.second[0, 0]])
+
+    point = tuple(map(jnp.asarray, point))
+    slopes = jax.jacfwd(layers, argnums=(0, 1, 2, 3))(*point)
+    backward = jax.jacrev(layers, argnums=(0, 1, 2, 3))(*point)
+    step = 1e-5
+    for i, slope in enumerate(slopes):
+        moved = [layers(*(x + m * step * (i == j) for j, x in enumerate(point))) for m in (0, 1, 2)]
+        if i == 0 and point[0] == 0:  # singular values end at zero
+            expected = (-3 * moved[0] + 4 * moved[1] - moved[2]) / (2 * step)
+        else:
+            before = layers(*(x - step * (i == j) for j, x in enumerate(point)))
+            expected = (moved[1] - before) / (2 * step)
+        # Second order, 1e-10, and the layers have |λ| in their rounding: √ at λ = 0.
+        np.testing.assert_allclose(slope, expected, atol=1e-7)
+        np.testing.assert_allclose(backward[i], slope, atol=1e-12)
+
+
+def test_what_no_input_explores_stays_where_it_is():
+    x = jr.normal(jr.key(0), (4, 3))
+    task = linear.Task(x, jr.normal(jr.key(1), (2, 3)))
+    weights = jr.normal(jr.key(2), (2, 4))
+    late = linear.shallow_flow(weights, task, jnp.asarray([1e12]))[0]
+    outside = np.eye(4) - np.asarray(x) @ np.linalg.pinv(np.asarray(x))
+    np.testing.assert_allclose(late @ outside, weights @ outside, atol=1e-13)
+
+
+def test_descent_that_explodes_has_diverged_before_it_overflows():
+    task = linear.random_regression(3, 3, 9, key=jr.key(0))
+    network = linear.gaussian(3, 3, 3, key=jr.key(1))
+    for steps in (3, 4, 5):  # 1e109, then squares that overflow, then weights
+        run = linear.nonlinear_descent(
+            network, task, activation="linear", learning_rate=1e3, steps=steps, every=1
+        )
+        assert not run.is_ok
+        values = np.stack([run.loss, run.fitted_lambda, run.distance])
+        assert np.isfinite(values).any() and not np.isinf(values).any()
+
+
+def test_too_few_steps_of_the_rotation_are_told():
+    task = linear.random_regression(3, 3, 9, key=jr.key(1))
+    network = linear.lambda_balanced(3, 3, 3, 1.0, key=jr.key(2))
+    times = jnp.asarray([5.0, 10.0])
+    with pytest.warns(UserWarning, match="Give more `steps`"):
+        coarse = linear.exact_weights(network, task, times, steps=4)
+    flow = linear.integrate_flow(network, task, times, rtol=1e-11, atol=1e-13)
+    true = jnp.linalg.norm(coarse.w2 - flow.w2, axis=(1, 2)) / jnp.linalg.norm(flow.w2, axis=(1, 2))
+    assert bool(jnp.all(true <= coarse.error)) and float(true.max()) > 1e-3
+
+
+def test_results_of_a_batch_are_those_of_each():
+    """As many networks as times: axes of one size must not pass for one another."""
+    task = linear.random_regression(3, 3, 9, key=jr.key(0))
+    networks = jax.vmap(lambda key: linear.lambda_balanced(3, 3, 3, 1.0, key=key))(jr.split(jr.key(1), 2))
+    frozen, times = jr.normal(jr.key(2), (2, 3, 3)), jnp.asarray([0.5, 1.0])
+    tuned = jax.vmap(lambda w, n: linear.lora_flow(w, n, task, times))(frozen, networks)
+    one = jax.tree.map(lambda w: w[1], networks)
+    np.testing.assert_allclose(
+        tuned.function[1], linear.lora_flow(frozen[1], one, task, times).function, atol=1e-12
+    )
+    aligned = jax.vmap(lambda key: linear.aligned(task, 3, 1.0, key=key))(jr.split(jr.key(1), 2))
+    modes = jax.vmap(lambda n: linear.aligned_flow(n, task, times))(aligned)
+    alone = linear.aligned_flow(jax.tree.map(lambda w: w[1], aligned), task, times)
+    np.testing.assert_allclose(modes.function[1], alone.function, atol=1e-12)
+    sequence = jax.vmap(lambda n: linear.exact_sequence(n, [task], [1.0], points=2))(networks)
+    with pytest.raises(ValueError, match="batch of networks"):
+        _ = sequence.losses
