@@ -86,13 +86,14 @@ def test_tiny_strengths():
 def test_derivatives_of_a_mode_where_formulas_part(point):
     """No task and no balance; on the saddle: early and late."""
 
+    @jax.jit
     def layers(s, a0, lam, t):
         modes = linear.mode_flow(s[None], a0[None], t[None], lam=lam)
         return jnp.stack([modes.first[0, 0], modes.second[0, 0]])
 
     point = tuple(map(jnp.asarray, point))
-    slopes = jax.jacfwd(layers, argnums=(0, 1, 2, 3))(*point)
-    backward = jax.jacrev(layers, argnums=(0, 1, 2, 3))(*point)
+    slopes = jax.jit(jax.jacfwd(layers, argnums=(0, 1, 2, 3)))(*point)
+    backward = jax.jit(jax.jacrev(layers, argnums=(0, 1, 2, 3)))(*point)
     step = 1e-5
     for i, slope in enumerate(slopes):
         moved = [layers(*(x + m * step * (i == j) for j, x in enumerate(point))) for m in (0, 1, 2)]
@@ -127,31 +128,16 @@ def test_descent_that_explodes_has_diverged_before_it_overflows():
         assert np.isfinite(values).any() and not np.isinf(values).any()
 
 
-def test_too_few_steps_of_the_rotation_are_told():
-    task = linear.random_regression(3, 3, 9, key=jr.key(1))
-    network = linear.lambda_balanced(3, 3, 3, 1.0, key=jr.key(2))
-    times = jnp.asarray([5.0, 10.0])
-    with pytest.warns(UserWarning, match="Give more `steps`"):
-        coarse = linear.exact_weights(network, task, times, steps=4)
-    flow = linear.integrate_flow(network, task, times, rtol=1e-11, atol=1e-13)
-    true = jnp.linalg.norm(coarse.w2 - flow.w2, axis=(1, 2)) / jnp.linalg.norm(flow.w2, axis=(1, 2))
-    assert bool(jnp.all(true <= coarse.error)) and float(true.max()) > 1e-3
-
-
 def test_results_of_a_batch_are_those_of_each():
     """As many networks as times: axes of one size must not pass for one another."""
     task = linear.random_regression(3, 3, 9, key=jr.key(0))
-    networks = jax.vmap(lambda key: linear.lambda_balanced(3, 3, 3, 1.0, key=key))(jr.split(jr.key(1), 2))
-    frozen, times = jr.normal(jr.key(2), (2, 3, 3)), jnp.asarray([0.5, 1.0])
-    tuned = jax.vmap(lambda w, n: linear.lora_flow(w, n, task, times))(frozen, networks)
-    one = jax.tree.map(lambda w: w[1], networks)
-    np.testing.assert_allclose(
-        tuned.function[1], linear.lora_flow(frozen[1], one, task, times).function, atol=1e-12
-    )
-    aligned = jax.vmap(lambda key: linear.aligned(task, 3, 1.0, key=key))(jr.split(jr.key(1), 2))
-    modes = jax.vmap(lambda n: linear.aligned_flow(n, task, times))(aligned)
-    alone = linear.aligned_flow(jax.tree.map(lambda w: w[1], aligned), task, times)
-    np.testing.assert_allclose(modes.function[1], alone.function, atol=1e-12)
-    sequence = jax.vmap(lambda n: linear.exact_sequence(n, [task], [1.0], points=2))(networks)
+    paths = [linear.gradient_descent(linear.gaussian(3, 3, 3, key=jr.key(i)), task, 0.1, 1) for i in range(2)]
+    tuned = [linear.LoraFlow(jr.normal(jr.key(i), (3, 3)), path, task) for i, path in enumerate(paths)]
+    starts = [linear.aligned(task, 3, 1.0, key=jr.key(i)) for i in range(2)]
+    modes = [linear.aligned_flow(start, task, paths[0].times) for start in starts]
+    for each in (tuned, modes):
+        batch = jax.tree.map(lambda *x: jnp.stack(x), *each)
+        np.testing.assert_allclose(batch.function, [one.function for one in each], atol=1e-14)
+    stages = jax.tree.map(lambda *x: jnp.stack(x), *paths)
     with pytest.raises(ValueError, match="batch of networks"):
-        _ = sequence.losses
+        _ = linear.Sequence((stages,), (task,), (1.0,), 1.0).losses

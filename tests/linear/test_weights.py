@@ -36,8 +36,17 @@ def test_weights_follow_the_flow():
     np.testing.assert_allclose(weights.w2 @ jnp.swapaxes(weights.w2, 1, 2), exact.output_gram, atol=1e-13)
     start = linear.exact_weights(network, task, 0 * TIMES, steps=16)
     np.testing.assert_allclose(start.w1[1], network.w1, atol=1e-13)
+    # What the steps did is told: an upper estimate, and a warning where it is large.
+    path = integrate_weights(network.w1, network.w2, task.sigma_yx, np.eye(4), np.asarray(TIMES))
+    for i, (w1, w2) in enumerate(path):
+        off = np.hypot(np.linalg.norm(weights.w1[i] - w1), np.linalg.norm(weights.w2[i] - w2))
+        assert off < weights.error[i] * np.hypot(np.linalg.norm(w1), np.linalg.norm(w2)) < 1e-3
+    with pytest.warns(UserWarning, match="Give more `steps`"):
+        linear.exact_weights(network, task, 20 * TIMES, steps=16)
     # Single precision stays single, on a task of double precision as well.
-    single = linear.exact_weights(jax.tree.map(lambda w: w.astype(jnp.float32), network), task, TIMES)
+    single = linear.exact_weights(
+        jax.tree.map(lambda w: w.astype(jnp.float32), network), task, TIMES, steps=16
+    )
     assert single.w1.dtype == jnp.float32
     np.testing.assert_allclose(single.w1, weights.w1, atol=1e-5)
     # The factor of the exact solution alone, turned as near to the initial weights as it gets, is not them.

@@ -9,6 +9,7 @@ solution with target :math:`s_m/\varsigma_m` in time :math:`\varsigma_m t`. An a
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ._checks import as_float, coarser, is_concrete, require_positive, require_times
@@ -146,7 +147,7 @@ def aligned_flow(
     # Weights or data that once were float32 carry its rounding, whatever they are computed with.
     dtype = coarser(network.w1.dtype, task.sigma_yx.dtype)
     eps = float(jnp.finfo(dtype).eps)
-    wide = jnp.promote_types(network.w1.dtype, task.sigma_yx.dtype)
+    wide = np.promote_types(network.w1.dtype, task.sigma_yx.dtype)
     network, task = jax.tree.map(lambda array: array.astype(wide), (network, task))
     u, v = _directions(network, task, eps)
     c = jnp.linalg.norm(network.w1 @ v, axis=0)
