@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from jaxtyping import TypeCheckError
@@ -129,6 +130,75 @@ def test_deep_modes_at_great_depth():
     np.testing.assert_allclose(limit, 4.0, rtol=5e-3)
 
 
+def deep_error(s, u0, t, u, depth):
+    """Relative error of u at time t: the error of the time to get there, times the rate of change."""
+    s, u0, t, u = (mpmath.mpf(float(x)) for x in (s, u0, t, u))
+    p, sign = 2 - mpmath.mpf(2) / depth, mpmath.sign(u0)
+
+    def clock(ratio):  # antiderivative of r^(p-1) / (1 - sign r)
+        if sign * ratio > 1:
+            return -(ratio ** (p - 1)) / (p - 1) * mpmath.hyp2f1(1, 1 - p, 2 - p, 1 / ratio)
+        return ratio**p / p * mpmath.hyp2f1(1, p, p + 1, sign * ratio)
+
+    if s == 0:
+        return float(abs(u / u0 * (1 + p * depth * abs(u0) ** p * t) ** (1 / p) - 1))
+    start, now = s / abs(u0), s / abs(u)
+    off = clock(now) - clock(start) - depth * s**p * t
+    return float(abs(off * (1 - sign * now) / now**p))
+
+
+@pytest.mark.parametrize("depth", [3, 10])
+def test_deep_modes_at_any_ratio_of_strength_and_task(depth):
+    s = jnp.array([0.0, 1e-300, 1e-17, 1e-12, 1e-12, 1e-6, 1e-6, 0.01, 0.9, 1.1, 1.0, 3.0, 1e3, 1e3])
+    u0 = jnp.array([-1.0, 1.0, 1.0, 1.0, -1.0, 1.0, -1.0, 1e3, 1.0, 1.0, 1e-3, -1e-3, 1e-12, -10.0])
+    times = jnp.array([1e-6, 1e-3, 0.3, 30.0])
+    with mpmath.workdps(50):
+        got = np.asarray(linear.deep_mode_flow(s, u0, times, depth=depth))
+        errors = [
+            deep_error(s[j], u0[j], times[i], got[i, j], depth)
+            for i, j in np.ndindex(got.shape)
+            if abs(got[i, j] / s[j] - 1) > 1e-9  # nearer to the end, rounding of u takes forever
+        ]
+    assert len(errors) > 45
+    assert max(errors) < 1e-13
+
+
+def deep_value(x):
+    return linear.deep_mode_flow(x[:1], x[1:2], x[2:], depth=3)[0, 0]
+
+
+deep_gradient = jax.jit(jax.vmap(jax.grad(deep_value)))
+
+
+def test_deep_derivatives_where_differences_vanish():
+    learned, late = jnp.array([[1.0, 1, 1], [1, 0, 1]]), jnp.array([[1.0, 0.3, 1e5], [2, 2, 1e5]])
+    without_task = jnp.array([[0.0, 0.5, 1], [0, -0.5, 1], [1e-14, 0.5, 1]])
+    got = deep_gradient(jnp.concatenate([learned, late, without_task]))
+    np.testing.assert_allclose(got[:2], [[1 - np.exp(-3), np.exp(-3), 0], [0, 1, 0]], rtol=1e-14)
+    np.testing.assert_allclose(got[2:4], [[1, 0, 0]] * 2, rtol=1e-14, atol=1e-300)
+    power = (1 + 4 * 0.5 ** (4 / 3)) ** -1.75  # (u / u0)^(7/3)
+    falling, rising = ([(1 - power) / (7 / 3), power, sign * 3 * 0.5 ** (7 / 3) * power] for sign in (-1, 1))
+    np.testing.assert_allclose(got[4:], [falling, rising, falling], rtol=1e-12)
+
+
+def test_deep_second_derivatives_match_finite_differences():
+    points = [
+        [1, 0.1, 1],
+        [1, 1, 1],
+        [1.1, 2.3, 0.7],
+        [1.1, -0.3, 0.7],
+        [0.02, 0.5, 1],
+        [1, 2, 9],
+        [1, -3, 1e5],
+    ]
+    points = jnp.array(points)
+    got = jax.jit(jax.vmap(jax.jacrev(jax.jacfwd(deep_value))))(points)
+    steps = 1e-5 * jnp.eye(3)[:, None]
+    expected = [(deep_gradient(points + h) - deep_gradient(points - h)) / 2e-5 for h in steps]
+    # Differences are off by the square of the step over that of the smallest argument, and by rounding.
+    np.testing.assert_allclose(got, jnp.stack(expected, axis=2), rtol=1e-5, atol=1e-8)
+
+
 def test_deep_derivative_matches_finite_differences():
     @jax.jit
     def value(x):
@@ -165,6 +235,23 @@ def test_unequal_layers():
     np.testing.assert_allclose(flow.strength[-1, :2], s[:2], rtol=1e-3)
     equal = linear.deep_mode_flow(s[2:], jnp.array([0.7**3]), times, depth=3)
     np.testing.assert_allclose(flow.strength[:, 2:], equal, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_layers_from_small_strengths_of_a_batch_in_single_precision():
+    """Two equal layers: from w0 half of the strength is reached at ln(1 / w0)."""
+    w0 = jnp.array([1e-3, 1e-10], jnp.float32)
+
+    def flow(w0):
+        start = jnp.stack([jnp.zeros_like(w0), w0])
+        times = jnp.stack([-jnp.log(w0), jnp.full_like(w0, 200)])
+        return linear.layer_flow(jnp.ones_like(start), jnp.stack([start, start]), times)
+
+    batch = jax.vmap(flow)(w0)
+    assert batch.strength.dtype == jnp.float32 and bool(jnp.all(batch.is_solved))
+    # The error of the rate, about the tolerance of 1e-5, acts for up to 23 units of time.
+    np.testing.assert_allclose(batch.strength[:, :, 1], [[0.5, 1]] * 2, rtol=5e-4)
+    np.testing.assert_array_equal(batch.strength[:, :, 0], 0)
 
 
 def test_bad_arguments():

@@ -1,18 +1,19 @@
 r"""Aligned modes of networks of any depth.
 
-With equal strength ``w`` in each of ``L`` layers a mode :math:`u = w^L` obeys
-:math:`\tau\dot u = L\,|u|^{2-2/L} (s - u)`. Time as a function of strength is elementary: with
-:math:`v = (|u|/s)^{1/L}` and :math:`\varepsilon = \mathrm{sgn}\, u`,
+With equal strength in each of ``L`` layers a mode obeys :math:`\tau\dot u = L\,|u|^p (s - u)`,
+:math:`p = 2 - 2/L`. By a clock of its own, :math:`d\psi = L\,|u_0|\,|u|^{p-1} dt/\tau`, it moves as the
+sigmoid of two layers, whose clock is time: with :math:`z = s/u_0`,
 
-.. math:: s^{2-2/L}\, t/\tau = \varepsilon [T(v) - T(v_0)],\qquad
-   T(v) = \frac{v^{2-L}}{2-L}
-   - \frac{\varepsilon}{L}\sum_{\omega^L = \varepsilon} \omega^2 \log(1 - v/\omega),
+.. math:: u = \frac{u_0}{A},\qquad A = e^{-z\psi} + \frac{1 - e^{-z\psi}}{z},\qquad
+   L\,|u_0|^p\, \frac{t}{\tau} = \int_0^\psi A^{p-1}\, d\psi
+   = \int_0^{\log A} \frac{e^{p\xi}\, d\xi}{1 - z e^\xi}.
 
-the finite form of the hypergeometric series, inverted here by bisection. The first term is :math:`\log v` for
-``L = 2``.
+The last integral, a hypergeometric function, is inverted by bisection. Nothing is singular where there is no
+task (``z = 0``) or nothing to learn (``z = 1``), and no large terms cancel.
 """
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,90 +24,146 @@ from jaxtyping import Array, Bool, Float
 from ._checks import require_positive, require_size, require_times
 from ._modes import check_modes
 
-
-def _elapsed(v, one_minus, sign: int, depth: int):
-    """Antiderivative of 1 / (v^(L-1) (1 - sign v^L)) at ``v``, given |1 - v| too so that nothing cancels."""
-    angles = np.pi * (2 * np.arange(depth) + (sign < 0)) / depth
-    # One root of each conjugate pair stands for both: 2 Re[root^2 log(1 - v / root)].
-    above = angles[(angles > 1e-9) & (angles < np.pi - 1e-9)]
-    cos, sin = (jnp.asarray(f(above), v.dtype) for f in (np.cos, np.sin))
-    cos2, sin2 = (jnp.asarray(f(2 * above), v.dtype) for f in (np.cos, np.sin))
-    log_size = jnp.log1p(v * (v - 2 * cos)) / 2
-    total = 2 * jnp.sum(cos2 * log_size - sin2 * jnp.arctan2(v * sin, 1 - v * cos))
-    if np.any(np.abs(angles) < 1e-9):
-        total += jnp.log(one_minus)
-    if np.any(np.abs(angles - np.pi) < 1e-9):
-        total += jnp.log1p(v)
-    first = jnp.log(v) if depth == 2 else v ** (2 - depth) / (2 - depth)
-    return first - sign / depth * total
+# While |s / u| is below 1/8 or above 8, this many terms of a geometric series reach rounding.
+_EDGE, _TERMS = float(np.log(8)), 18
+# In between the poles are at least pi away from log |s / u|: these nodes reach it too.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
-# The three kinds of course, each by a variable x that grows with time: (v, T, dT/dx > 0).
+def _growth(x):
+    """(e^x - 1) / x, smooth at 0 for derivatives too."""
+    is_small = jnp.abs(x) < 0.5
+    series = jnp.polyval(jnp.asarray(1 / np.cumprod(np.arange(1.0, 16.0))[::-1], x.dtype), x)
+    return jnp.where(is_small, series, jnp.expm1(x) / jnp.where(is_small, 1, x))
 
 
-def _rising(x, depth):
-    v, rest = jax.nn.sigmoid(x), jax.nn.sigmoid(-x)
-    powers = -jnp.expm1(-depth * jax.nn.softplus(-x)) / rest  # 1 + v + ... + v^(L-1)
-    return v, _elapsed(v, rest, 1, depth), v ** (2 - depth) / powers
+def _series(a: float, z, x):
+    """Integral of e^(a y) / (1 - z e^y) over y from 0 to x, for z and z e^x between -1/8 and 1/8."""
+    # The terms are z^k (e^((a + k) x) - 1) / (a + k). Numerators follow one from another by sums of one sign,
+    # where z^k and e^(k x) would underflow and overflow; the first two may differ in sign (-1 < a < 0).
+    numerator = z * jnp.expm1((a + 1) * x)
+    total = jnp.expm1(a * x) / a + numerator / (a + 1)
+    power, end, step = z, z * jnp.exp(x), z * jnp.expm1(x)
+    for k in range(2, _TERMS):
+        numerator, power = end * numerator + power * step, power * z
+        total += numerator / (a + k)
+    return total
 
 
-def _falling(x, depth):
-    rest = jnp.exp(-x)
-    v = 1 + rest
-    powers = jnp.expm1(depth * jnp.log1p(rest)) / rest
-    return v, _elapsed(v, rest, 1, depth), v ** (1 - depth) / powers
+def _shrinkage(psi, y, z):
+    """A = u0 / u and its logarithm at the clock ``psi``; ``y = z psi``."""
+    gain = psi * _growth(-y)
+    a = jnp.exp(-y) + gain
+    # Three ways to write the logarithm: A close to 1; A far below 1; an A that may overflow.
+    near, far = (1 - z) * gain, jnp.log(a)
+    log_a = jnp.where(near > -0.5, jnp.log1p(jnp.maximum(near, -0.5)), far)
+    return a, jnp.where(z < 0, jnp.log1p(psi * _growth(y)) - y, log_a)
 
 
-def _vanishing(x, depth):
-    v = jnp.exp(-x)
-    return v, -_elapsed(v, jnp.abs(1 - v), -1, depth), v ** (2 - depth) / (1 + v**depth)
+def _elapsed(psi, z, p: float):
+    """The integral of A^(p-1) up to ``psi``, and log A."""
+    y = z * psi
+    _, x = _shrinkage(psi, y, z)
+    log_z = jnp.log(jnp.maximum(jnp.abs(z), jnp.finfo(z.dtype).tiny))
+    is_negative, top = z < 0, jnp.maximum(x, 0)
+    # The path of log A from 0 to x is cut where |s / u| = |z| A passes 1/8 and 8: upwards where the strength
+    # falls (z < 1), downwards where it rises.
+    first = jnp.clip(-_EDGE - log_z, 0, top)
+    last = jnp.clip(_EDGE - log_z, jnp.minimum(x, 0), top)
+    low = _series(p, jnp.where(log_z < -_EDGE, z, 0), first)
+    # Beyond 8 the series is in u / s.
+    start, end = jnp.where(is_negative, last, 0), jnp.where(is_negative, x, jnp.minimum(last, 0))
+    q = jnp.sign(z) * jnp.exp(-jnp.maximum(log_z + start, _EDGE))
+    high = q * jnp.exp(p * start) * _series(1 - p, q, start - end)
+    # In between, for z > 0, the pole at u = s is taken out of the quadrature: its integral is y = z psi.
+    start, end = jnp.where(is_negative, first, first + end), jnp.where(is_negative, last, x)
+    ratio = jnp.clip(log_z + start, -_EDGE, _EDGE)
+    reached = jnp.log(jnp.abs(1 - z)) - jnp.log(jnp.abs(1 - jnp.exp(ratio)))
+    pole = jnp.where(jnp.abs(log_z) < _EDGE, y, jnp.maximum(y - reached, 0))
+    nodes = ratio + (end - start) * jnp.asarray((_NODES + 1) / 2, z.dtype)
+    smooth = (1 - p) * jnp.exp(nodes) * _growth((p - 1) * nodes) / _growth(nodes)
+    values = jnp.where(is_negative, jnp.exp(p * nodes) / (1 + jnp.exp(nodes)), smooth)
+    between = (end - start) * jnp.sum(jnp.asarray(_WEIGHTS / 2, z.dtype) * values)
+    middle = jnp.exp(p * (start - ratio)) * (jnp.where(z > 0, pole, 0) + between)
+    return low + middle + high, x
 
 
-def _invert(course, x0, elapsed, depth: int):
-    """Find x with T(x) - T(x0) = elapsed and return its v."""
-    _, start, _ = course(x0, depth)
-    fixed_start, target, low = jax.lax.stop_gradient((start, elapsed, x0))
-    # Beyond this x the distance to the end is below the smallest number.
-    reach = 0.9 * jnp.log(1 / jnp.finfo(x0.dtype).tiny)
+def _clock(z, c, p: float):
+    """The ``psi`` at which ``c`` has elapsed."""
+    info = jnp.finfo(z.dtype)
 
     def halve(_, bracket):
         low, high = bracket
         middle = (low + high) / 2
-        is_below = course(middle, depth)[1] - fixed_start < target
+        is_below = _elapsed(jnp.exp(middle), z, p)[0] < c
         return jnp.where(is_below, middle, low), jnp.where(is_below, high, middle)
 
-    x, _ = jax.lax.fori_loop(0, 80, halve, (low, jnp.maximum(low, reach.astype(x0.dtype))))
-    _, now, slope = course(x, depth)
-    # A Newton step with a frozen slope polishes, and carries derivatives through the implicit equation.
-    return course(x - (jax.lax.stop_gradient(now) - start - elapsed) / jax.lax.stop_gradient(slope), depth)[0]
+    def polish(_, psi):
+        now, x = _elapsed(psi, z, p)
+        return psi - (now - c) * jnp.exp((1 - p) * x)
+
+    ends = jnp.full_like(z, np.log(info.tiny)), jnp.full_like(z, np.log(info.max))
+    low, _ = jax.lax.fori_loop(0, 26, halve, ends)
+    # Halving leaves an error below 1e-4 for Newton's method to square. Where c is nearly zero so is psi.
+    return jnp.where(c < info.tiny, c, jax.lax.fori_loop(0, 3, polish, jnp.exp(low)))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _deep_mode(s, u0, t, depth: int):
-    size = jnp.abs(u0)
-    is_zero, is_task = size == 0, s > 0
-    s_safe = jnp.where(is_task, s, 1)
-    # Every branch is evaluated: each gets a harmless start where it does not apply.
-    ratio = jnp.where(is_zero, 0.5, size / s_safe)
-    elapsed = s_safe ** (2 - 2 / depth) * t
+    """Strength u, x = log(u0 / u) and y = z psi of one mode at one time."""
+    p = 2 - 2 / depth
+    z = s / jnp.where(u0 == 0, 1, u0)
+    c = depth * jnp.abs(u0) ** p * t
+    psi = c if depth == 2 else _clock(z, c, p)
+    # The clock of two layers runs at zero strength too.
+    y = 2 * jnp.where(u0 < 0, -s, s) * t if depth == 2 else z * psi
+    a, x = _shrinkage(psi, y, z)
+    x = jnp.where(u0 == 0, -y, x)
+    return jnp.where(z < 0, u0 * jnp.exp(-x), u0 / a), x, y
 
-    def end(course, applies, x_of_log, default):
-        log_v = jnp.log(jnp.where(applies, ratio, default)) / depth
-        return s * _invert(course, x_of_log(log_v), elapsed, depth) ** depth
 
-    rises, falls, vanishes = (u0 > 0) & (ratio < 1), (u0 > 0) & (ratio > 1), u0 < 0
-    rising = end(_rising, rises, lambda q: q - jnp.log(-jnp.expm1(q)), 0.5)
-    falling = end(_falling, falls, lambda q: -jnp.log(jnp.expm1(q)), 2.0)
-    vanishing = -end(_vanishing, vanishes, lambda q: -q, 0.5)
-    power = 2 - 2 / depth
-    safe = jnp.where(is_zero, 1, size)
-    forgotten = u0 * (1 + depth * power * safe**power * t) ** (-1 / power)
-    learned = jnp.where(rises, rising, jnp.where(falls, falling, jnp.where(vanishes, vanishing, u0)))
-    return jnp.where(is_zero, 0, jnp.where(is_task, learned, forgotten))
+@_deep_mode.defjvp
+def _deep_mode_jvp(depth: int, primals, tangents):
+    r"""Derivatives in closed form, themselves differentiable.
+
+    With :math:`r(u) = L|u|^p(s - u)`, :math:`\partial u/\partial u_0 = r(u)/r(u_0) = e^{-(p+1)x - y}`: smooth
+    at ``u0 = s``, and not 0/0 at late times. :math:`\partial u/\partial t` is ``r(u0)`` times that. Those by
+    ``s`` follow from homogeneity: :math:`s\,\partial_s + u_0\,\partial_{u_0} - p\,t\,\partial_t` maps ``u``
+    to itself and ``y`` to 0.
+    """
+    s, u0, t = primals
+    u, x, y = outputs = _deep_mode(s, u0, t, depth)
+    p, is_zero = 2 - 2 / depth, u0 == 0
+    safe = jnp.where(is_zero, 1, u0)
+    z, speed = s / safe, depth * jnp.abs(u0) ** p
+    # Changes of u are relative to u / u0, which may underflow.
+    by_u0, by_t = jnp.exp(-p * x - y), jnp.exp(-p * x - y) * speed * (s - u0)
+    by_homogeneity = -jnp.expm1(-p * x - y) - p * speed * t * (1 - z) * by_u0
+    # Divided by z that would cancel where |s / u| is small; integrated by parts it is a series.
+    is_small = jnp.abs(z) * jnp.exp(x) < 1 / 8
+    z_small, x_small, y_small = (jnp.where(is_small, value, 0) for value in (z, x, y))
+    by_parts = -jnp.exp(x_small) * jnp.expm1(-(p + 1) * x_small - y_small)
+    by_parts -= p * (1 - z) * by_u0 * _series(p + 1, z_small, x_small)
+    by_s = jnp.where(is_small, by_parts, by_homogeneity / jnp.where(is_small, 1, z))
+    by_s = jnp.where(is_zero, 0, by_s)
+    # (1 - A^(1-p)) / (1 - z), where A - 1 = (1 - z) (1 - e^-y) / z.
+    is_close = jnp.abs(1 - z) < 0.5
+    x_close, y_close = jnp.where(is_close, x, 0), jnp.where(is_close, y, 0)
+    close = (1 - p) * _growth((1 - p) * x_close) / _growth(x_close) * jnp.expm1(-y_close)
+    far = -jnp.expm1((1 - p) * x) / jnp.where(is_close, 1, 1 - z)
+    lag = jnp.where(is_close, close / jnp.where(is_close, z, 1), far) / safe
+    pace = depth * jnp.where(u0 < 0, -1, 1).astype(u.dtype) * jnp.abs(u) ** (p - 1)
+
+    ds, du0, dt = tangents
+    du = jnp.exp(-x) * (by_u0 * du0 + by_t * dt + by_s * ds)
+    dy = z * lag * du0 + s * pace * dt + (p * t * pace - lag) * ds
+    dx = (-jnp.expm1(-p * x - y) * du0 - by_t * dt - by_s * ds) / safe
+    return outputs, (du, jnp.where(is_zero, -dy, dx), dy)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _deep_modes(s, u0, t, depth: int):
-    over_modes = jax.vmap(lambda s, u0, t: _deep_mode(s, u0, t, depth), in_axes=(0, 0, None))
+    over_modes = jax.vmap(lambda s, u0, t: _deep_mode(s, u0, t, depth)[0], in_axes=(0, 0, None))
     return jax.vmap(over_modes, in_axes=(None, None, 0))(s, u0, t)
 
 
@@ -129,6 +186,7 @@ def deep_mode_flow(
         Singular values of the task; not negative.
     u0
         Initial strengths. Zero stays zero and a negative strength ends at zero, for two layers and more.
+        First derivatives at zero are those from above; second ones mean nothing there.
     times
         Times, not negative, sorted.
     depth
@@ -163,9 +221,10 @@ class LayerFlow(eqx.Module):
     is_solved: Bool[Array, " modes"]
 
     @property
-    def strength(self) -> Float[Array, "time modes"]:
+    def strength(self) -> Float[Array, "*batch time modes"]:
         """Strength of each mode in the network function, the product over layers."""
-        return jnp.prod(self.layers, axis=1)
+        # Counted from the end: `vmap` puts axes in front.
+        return jnp.prod(self.layers, axis=-2)
 
 
 def _others(w):
@@ -181,7 +240,7 @@ def layer_flow(
     times: Float[Array, " time"],
     *,
     tau: float = 1.0,
-    rtol: float = 1e-9,
+    rtol: float | None = None,
     max_steps: int = 100_000,
 ) -> LayerFlow:
     r"""Flow of aligned modes whose layers start with unequal strengths, by an adaptive implicit solver.
@@ -201,12 +260,16 @@ def layer_flow(
     tau
         Time constant, the inverse learning rate.
     rtol
-        Relative tolerance of the solver.
+        Relative tolerance of the solver; 1e-9 in double precision and 1e-5 in single if not given. The
+        absolute one is a thousandth of it times the smallest initial strength of the mode other than zero.
     max_steps
         Most steps the solver may take.
     """
     s, w0 = check_modes("w0", s, w0, layers=1)
     require_positive("tau", tau)
+    rtol = (1e-9 if w0.dtype == jnp.float64 else 1e-5) if rtol is None else rtol
+    require_positive("rtol", rtol)
+    require_size("max_steps", max_steps)
     times = require_times(times)
     t = times / tau
     layers, is_solved = _solve_layers(s, w0, t, rtol, max_steps)
@@ -220,20 +283,26 @@ def _solve_layers(s, w0, t, rtol: float, max_steps: int):
     with jax.ensure_compile_time_eval():
         import diffrax
 
-    control = diffrax.ClipStepSizeController(diffrax.PIDController(rtol=rtol, atol=1e-3 * rtol), step_ts=t)
     term = diffrax.ODETerm(lambda t, w, s: _others(w) * (s - jnp.prod(w)))
 
     def one(s, w0):
+        # Small strengths grow by orders of magnitude: an error at the start is one at the end.
+        least = jnp.min(jnp.where(w0 == 0, jnp.inf, jnp.abs(w0)))
+        control = diffrax.PIDController(rtol=rtol, atol=1e-3 * rtol * jnp.where(jnp.isinf(least), 1, least))
+        # A step solves for its increments. In the end these are rounding errors of the learned strengths,
+        # which no iteration makes smaller.
+        largest: Any = jnp.maximum(jnp.max(jnp.abs(w0)), s ** (1 / w0.size))
+        root = diffrax.VeryChord(rtol=rtol, atol=1e3 * jnp.finfo(w0.dtype).eps.item() * largest)
         solution = diffrax.diffeqsolve(
             term,
-            diffrax.Kvaerno5(),
+            diffrax.Kvaerno5(root_finder=root),
             jnp.zeros_like(t[0]),
             t[-1],
             None,
             w0,
             args=s,
             saveat=diffrax.SaveAt(ts=t),
-            stepsize_controller=control,
+            stepsize_controller=diffrax.ClipStepSizeController(control, step_ts=t),
             max_steps=max_steps,
             throw=False,
         )
