@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import as_float, coarser, is_concrete, require_positive, require_times
 from ._exact import balance_tolerance, check_fit
 from ._modes import Modes, evolve
@@ -57,6 +58,7 @@ class AlignedFlow(eqx.Module):
         return self.modes.times
 
     @property
+    @full_precision
     def function(self) -> Float[Array, "*batch time outputs inputs"]:
         """Network function at each time."""
         scaled = self.u[..., None, :, :] * self.modes.strength[..., :, None, :]
@@ -119,6 +121,7 @@ def _misalignment(network: Network, task: Task, u: Array, v: Array, c: Array, d:
     )
 
 
+@full_precision
 def aligned_flow(
     network: Network, task: Task, times: Float[Array, " time"], *, tau: float = 1.0
 ) -> AlignedFlow:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._order import after
+from .._precision import full_precision
 from ._basis import rounding_floor, task_basis
 from ._charts import factors, make_chart, scales_at
 from ._checks import (
@@ -201,6 +202,14 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     return _solve(*arrays, known, entries, observe)
 
 
+@full_precision
+def on_span(network: Network, task: Task) -> Network:
+    """The network as the inputs see it: the first layer on their span, where they have less than all."""
+    if task.is_spanning:
+        return network
+    return Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
+
+
 def read_balance(network: Network, tolerance) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The λ that the exact flow takes weights to have, and how badly it fits."""
     top = largest_square(network.q)
@@ -236,6 +245,7 @@ def check_fit(network: Network, task: Task, ndim: int = 2, name: str = "network"
 
 
 @partial(jax.jit, static_argnums=(8, 9, 10))
+@full_precision
 def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, observe):
     """One program for the whole solution, on arrays; ``known`` of the task: isotropic, spanning, shared."""
     is_isotropic, is_spanning, is_shared = known
@@ -430,6 +440,7 @@ def _check_batch(
 
 
 @jax.jit
+@full_precision
 def _balances(network: Network, span: np.ndarray | None):
     """λ and residual of every network of a batch."""
     w1 = network.w1 if span is None else network.w1 @ span

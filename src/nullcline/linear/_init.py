@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .._order import after
+from .._precision import full_precision
 from ._balance_tables import check_scheme
 from ._checks import (
     as_float,
@@ -71,6 +72,7 @@ def lambda_balanced(
 
 # One program each: run operation by operation, the first draw of a size would compile dozens of kernels.
 @partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@full_precision
 def _draw(n_in: int, n_hidden: int, n_out: int, rank: int, lam, scale, strengths, key) -> Network:
     strength_key, frame_key = jr.split(key)
     key1, key2 = jr.split(strength_key)
@@ -113,6 +115,7 @@ def aligned(
 
 
 @partial(jax.jit, static_argnums=(1, 2))
+@full_precision
 def _draw_aligned(target: Array, n_hidden: int, rank: int, lam, scale, strengths, key) -> Network:
     n_out, n_in = target.shape
     key1, key2, frame_key = jr.split(key, 3)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import (
     as_float,
     coarser,
@@ -18,7 +19,7 @@ from ._checks import (
     require_size,
     require_times,
 )
-from ._exact import balance_tolerance, check_fit, exact_flow
+from ._exact import balance_tolerance, check_fit, exact_flow, on_span
 from ._network import Network, balance_distance, balance_residual
 from ._task import Task, require_task
 from ._trajectory import Trajectory
@@ -141,7 +142,7 @@ def limit(network: Network, task: Task) -> Trajectory:
     check_fit(network, task)
     top = jnp.linalg.norm(task.target, ord=2)
     top = jnp.where(top > 0, top, 1)
-    lam, _ = balance_residual(Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2))
+    lam, _ = balance_residual(on_span(network, task))
     # Modes part at rates that differ by s²/|λ| where that is less than s.
     late = 1e12 / (task.kappa * top) * jnp.maximum(1, jnp.abs(lam).astype(top.dtype) / top)
     # So late, rounding noise of the weights has grown by any factor: count more of it as exact zeros.
@@ -165,7 +166,7 @@ def can_converge(network: Network, task: Task) -> bool:
         raise ValueError("`can_converge` decides by values and cannot run under `jit`, `vmap` or `grad`.")
     _require_isotropic(task)
     # Inputs see their span alone, and balance is a matter of what they see.
-    network = Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
+    network = on_span(network, task)
     q = np.asarray(network.q)
     lam, residual = map(float, balance_residual(network))
     allowed = balance_tolerance(network.w1.dtype)
@@ -198,6 +199,7 @@ def can_converge(network: Network, task: Task) -> bool:
     return complete and reached(level) == wanted
 
 
+@full_precision
 def lazy_limit(network: Network, task: Task, times: Float[Array, " time"], *, tau: float = 1.0) -> State:
     r"""Leading order of the flow for very large :math:`|\lambda|`, where training is lazy.
 

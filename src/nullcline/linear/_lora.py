@@ -9,6 +9,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import as_float, require_finite, require_positive, require_times
 from ._exact import check_fit, exact_flow
 from ._network import Network
@@ -51,6 +52,7 @@ class LoraFlow(eqx.Module):
         return function_loss(self.function, self.task)
 
 
+@full_precision
 def residual_task(frozen: Float[Array, "outputs inputs"], task: Task) -> Task:
     r"""What is left to learn: the task with outputs :math:`Y - W_0 X`."""
     if task.x is None or task.y is None:

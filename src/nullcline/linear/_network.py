@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import as_float, require_finite, require_matrix
 
 
@@ -54,11 +55,13 @@ class Network(eqx.Module):
         return jnp.concatenate([jnp.swapaxes(self.w1, -1, -2), self.w2], axis=-2)
 
     @property
+    @full_precision
     def function(self) -> Float[Array, "outputs inputs"]:
         r"""The linear map that the network computes, :math:`W_2 W_1`."""
         return self.w2 @ self.w1
 
 
+@full_precision
 def balance(network: Network) -> Float[Array, "*batch hidden hidden"]:
     r"""The matrix :math:`D = W_2^\top W_2 - W_1 W_1^\top` that gradient flow conserves.
 
@@ -100,6 +103,7 @@ def balance_residual(network: Network) -> tuple[Float[Array, "*batch"], Float[Ar
     return fit_balance(network.q, balance(network), largest_square(network.q))
 
 
+@full_precision
 def largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
     r"""About :math:`\|Q\|_2^2`, by a few power iterations."""
     gram = q.T @ q
@@ -110,6 +114,7 @@ def largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
     return jnp.linalg.norm(gram @ direction)
 
 
+@full_precision
 def fit_balance(
     q: Float[Array, "rows hidden"], d: Float[Array, "hidden hidden"], top: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:

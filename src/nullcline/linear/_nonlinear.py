@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .._precision import full_precision
 from ._checks import require_positive, require_size
 from ._exact import check_fit
 from ._network import Network, balance_distance, fitted_lambda
@@ -54,6 +55,7 @@ class NonlinearDescent(eqx.Module):
         return self.status == OK
 
 
+@full_precision
 def nonlinear_loss(network: Network, task: Task, activation: Activation = "relu") -> Float[Array, ""]:
     r"""Loss :math:`\|W_2\,\phi(W_1 X) - Y\|_F^2 / (2P)` of a two-layer network with activation φ."""
     if activation not in _ACTIVATIONS:
@@ -106,6 +108,7 @@ def nonlinear_descent(
 
 
 @eqx.filter_jit
+@full_precision
 def _descend(network, task, activation, learning_rate, steps: int, every: int) -> NonlinearDescent:
     def measure(network, is_ok):
         measures = jnp.stack(

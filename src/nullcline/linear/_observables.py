@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._order import after
+from .._precision import full_precision
 from ._exact import check_fit
 from ._network import Network
 from ._task import Task, require_task
@@ -100,6 +101,7 @@ def _over_batch(observe: _Observable) -> _Observable:
 
 
 @_over_batch
+@full_precision
 def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Float[Array, "*time"]:
     r"""Loss :math:`\|W_2W_1X - Y\|_F^2/(2P)` at each time.
 
@@ -161,6 +163,7 @@ def ntk(
 
 
 @_over_batch
+@full_precision
 def _ntk(state: Trajectory | Network, task: Task) -> Array:
     g1, g2, v, u = _factors(state, task)
     x, _ = task.data
@@ -206,6 +209,7 @@ def _rescale(factors: _Factors) -> _Factors:
     return factors._replace(g1=factors.g1 / size, g2=factors.g2 / size)
 
 
+@full_precision
 def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
     r"""Inner product :math:`\langle K_1, K_2\rangle` of two tangent kernels, without forming them.
 
@@ -218,6 +222,7 @@ def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
 
 
 @_over_batch
+@full_precision
 def ntk_distance(
     trajectory: Trajectory, task: Task, *, start: Network | None = None
 ) -> Float[Array, " time"]:
@@ -258,6 +263,7 @@ def ntk_distance(
 
 
 @_over_batch
+@full_precision
 def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Similarity:
     r"""Representational similarity matrices :math:`X^\top W_1^\top W_1X` and :math:`Y^\top(W_2W_2^\top)^+Y`.
 
@@ -280,6 +286,7 @@ def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Si
 
 
 @_over_batch
+@full_precision
 def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
     r"""How much the representations are those of the task, 1 at most.
 

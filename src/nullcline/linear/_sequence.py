@@ -11,14 +11,16 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .._precision import full_precision
 from ._checks import is_concrete, require_positive, require_size
-from ._exact import balance_tolerance, check_fit, exact_flow, read_balance
+from ._exact import balance_tolerance, check_fit, exact_flow, on_span, read_balance
 from ._network import Network
 from ._shallow import function_loss
 from ._task import Task, require_task
 from ._trajectory import Trajectory
 
 
+@full_precision
 def loss_rate(
     trajectory: Trajectory, training: Task, evaluated: Task | None = None, *, tau: float = 1.0
 ) -> Float[Array, " time"]:
@@ -149,6 +151,7 @@ class Sequence(eqx.Module):
         )
 
 
+@full_precision
 def _check_unseen(network: Network, tasks: tuple[Task, ...], index: int) -> Array | None:
     """Raise if the first layer has a part that this task does not see, and loses, and a later one does see.
 
@@ -226,8 +229,7 @@ def exact_sequence(
         stages.append(exact_flow(network, task, times, tau=tau, lam=lam, tolerance=tolerance))
         if lam is None:
             # Conserved, and read off best where the weights are as they were given.
-            seen = Network(network.w1 @ task.span.astype(network.w1.dtype), network.w2)
-            lam = read_balance(seen, float(jnp.finfo(network.w1.dtype).eps))[0]
+            lam = read_balance(on_span(network, task), float(jnp.finfo(network.w1.dtype).eps))[0]
         # The state at the end of a stage carries a few roundings more than given weights.
         tolerance = 16 * float(jnp.finfo(network.w1.dtype).eps)
         network = stages[-1].network_at(-1)

@@ -3,11 +3,13 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import as_float, require_finite, require_positive, require_times
 from ._modes import saturation
 from ._task import Task, require_task
 
 
+@full_precision
 def shallow_flow(
     weights: Float[Array, "outputs inputs"],
     task: Task,
@@ -58,6 +60,7 @@ def shallow_flow(
     return path @ basis.T
 
 
+@full_precision
 def function_loss(function: Float[Array, "*batch outputs inputs"], task: Task) -> Float[Array, "*batch"]:
     r"""Loss :math:`\|fX - Y\|_F^2/(2P)` of linear maps on a task; without data, the excess loss.
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ._checks import are_sorted, is_concrete, require_positive, require_size, require_times
 from ._exact import check_fit
 from ._network import Network
@@ -61,6 +62,7 @@ def integrate_flow(
 
 
 @partial(jax.jit, static_argnums=6)
+@full_precision
 def _integrate(network: Network, task: Task, times, tau, rtol, atol, max_steps: int):
     # Here, where it is used: it takes longer to import than the rest of the room. It makes arrays of its own
     # on import, which must not be traced.
@@ -152,6 +154,7 @@ def gradient_descent(
 
 
 @partial(jax.jit, static_argnums=(3, 4))
+@full_precision
 def _descend(network: Network, task: Task, learning_rate, steps: int, every: int):
     dtype = network.w1.dtype
     rate = jnp.asarray(learning_rate, dtype)

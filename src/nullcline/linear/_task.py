@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._precision import full_precision
 from ._checks import (
     as_float,
     is_concrete,
@@ -117,6 +118,7 @@ class Task(eqx.Module):
         return None if self.x is None else self.x.shape[-1]
 
     @property
+    @full_precision
     def sigma_yx(self) -> Float[Array, "outputs inputs"]:
         r"""Input-output correlation :math:`\Sigma_{yx} = Y X^\top / P`."""
         if self.correlation is not None:
@@ -125,6 +127,7 @@ class Task(eqx.Module):
         return y @ jnp.swapaxes(x, -1, -2) / x.shape[-1]
 
     @property
+    @full_precision
     def sigma_xx(self) -> Float[Array, "inputs inputs"]:
         r"""Input correlation :math:`\Sigma_{xx} = X X^\top / P`."""
         if self.correlation is not None:
@@ -151,6 +154,7 @@ class Task(eqx.Module):
         return self.sigma_xx / self.kappa
 
     @property
+    @full_precision
     def constant(self) -> Float[Array, ""]:
         r"""Irreducible loss :math:`c = \frac12(\mathrm{tr}(YY^\top)/P - \|\Sigma_{yx}\|_F^2/\kappa)`.
 
@@ -194,6 +198,7 @@ def dimension(x: np.ndarray) -> float:
     return float(np.trace(sigma_xx) ** 2 / np.sum(sigma_xx**2))
 
 
+@full_precision
 def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[Array, "inputs samples"]:
     r"""Nearest whitened inputs, :math:`\sqrt P\, U V^\top` from the thin SVD :math:`X = U S V^\top`.
 
@@ -253,6 +258,7 @@ def random_regression(
 
 # One program: run operation by operation, the first draw of a size would compile dozens of kernels.
 @partial(jax.jit, static_argnums=(0, 1, 2))
+@full_precision
 def _draw_regression(n_in: int, n_out: int, n_samples: int, scale, key) -> Task:
     x_key, y_key = jr.split(key)
     x = whiten(jr.normal(x_key, (n_in, n_samples)))

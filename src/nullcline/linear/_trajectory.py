@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._precision import full_precision
 from ._checks import is_concrete
 from ._network import Network
 
@@ -104,21 +105,25 @@ class Trajectory(eqx.Module):
 
 # Compiled, so that reading a matrix is one call.
 @jax.jit
+@full_precision
 def _rotate(basis: Array | None, factor: Array) -> Array:
     return factor if basis is None else basis[..., None, :, :] @ factor
 
 
 @jax.jit
+@full_precision
 def _gram(basis: Array | None, factor: Array) -> Array:
     rotated = _rotate(basis, factor)
     return rotated @ jnp.swapaxes(rotated, -1, -2)
 
 
 @jax.jit
+@full_precision
 def _function(v: Array | None, g1: Array, u: Array | None, g2: Array) -> Array:
     return _rotate(u, g2) @ jnp.swapaxes(_rotate(v, g1), -1, -2)
 
 
 @jax.jit
+@full_precision
 def _state(v: Array | None, g1: Array, u: Array | None, g2: Array) -> Array:
     return _gram(None, jnp.concatenate([_rotate(v, g1), _rotate(u, g2)], axis=-2))

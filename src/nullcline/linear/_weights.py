@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._precision import full_precision
 from ..measures import largest
 from ._checks import is_concrete, require_positive, require_size, require_times
 from ._exact import check_fit, exact_flow
@@ -77,10 +78,8 @@ def exact_weights(
     starts = jnp.repeat(knots[:-1], steps, total_repeat_length=steps * times.size) + within * widths
     gauss = starts[:, None] + widths[:, None] * jnp.asarray(_GAUSS, times.dtype)[None, :]
     between = exact_flow(network, task, gauss.ravel(), tau=tau)
-    sigma_yx, sigma_xx = (sigma.astype(times.dtype) for sigma in (task.sigma_yx, task.sigma_xx))
-    residual = sigma_yx[None] - between.function @ sigma_xx
-    residual = residual.reshape(steps * times.size, 2, *sigma_yx.shape)
-    rough = _propagate(network.q, residual, widths / tau, steps)
+    sigma_yx, sigma_xx = task.sigma_yx.astype(times.dtype), task.sigma_xx.astype(times.dtype)
+    rough = _propagate(network.q, between.function, sigma_yx, sigma_xx, widths / tau, steps)
     weights = _align(rough, exact_flow(network, task, times, tau=tau), network, task)
     if is_concrete(weights.error) and not np.all(np.asarray(weights.error) < 0.01):
         warnings.warn(
@@ -92,9 +91,11 @@ def exact_weights(
 
 
 @eqx.filter_jit
-def _propagate(q: Array, residual: Array, widths: Array, steps: int) -> Array:
-    """State at the end of each group of ``steps`` Magnus steps."""
-    outputs, inputs = residual.shape[-2:]
+@full_precision
+def _propagate(q, function, sigma_yx, sigma_xx, widths, steps: int) -> Array:
+    """State at the end of each group of ``steps`` Magnus steps, the function known at two times of each."""
+    outputs, inputs = sigma_yx.shape
+    residual = (sigma_yx[None] - function @ sigma_xx).reshape(-1, 2, outputs, inputs)
 
     def generator(r):
         return jnp.block(
@@ -116,6 +117,7 @@ def _propagate(q: Array, residual: Array, widths: Array, steps: int) -> Array:
     return jax.lax.scan(group, q, groups)[1]
 
 
+@full_precision
 def _align(rough: Array, exact: Trajectory, network: Network, task: Task) -> Weights:
     """Rotate the exact factors onto the integrated weights (orthogonal Procrustes)."""
     span = task.span.astype(rough.dtype)
