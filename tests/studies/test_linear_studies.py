@@ -138,6 +138,14 @@ def test_match_sign_turns_the_determinant_and_keeps_the_balance():
     assert signs == {True, False}
 
 
+def test_match_sign_leaves_bottlenecks_alone():
+    """Their determinant is zero: its sign would be rounding, and draws would depend on the machine."""
+    network = linear.lambda_balanced(3, 2, 3, lam=1.0, key=jr.key(0))
+    for flip in (1.0, -1.0):
+        task = linear.Task.from_correlation(jnp.diag(jnp.asarray([flip, 1.0, 1.0])))
+        np.testing.assert_array_equal(_common.match_sign(network, task).w2, network.w2)
+
+
 def test_first_below_never_invents_a_step():
     loss = xr.DataArray(
         [[1.0, 0.1, 0.01], [1.0, 1.0, 1.0]], dims=("seed", "step"), coords={"step": [0, 5, 9]}

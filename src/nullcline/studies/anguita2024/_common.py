@@ -62,7 +62,8 @@ def match_sign(network, task):
 
     From the other sign, which half of all draws have, a zero-balanced square network only reaches a saddle.
     """
-    if network.n_in != network.n_out:
+    # The determinant of a bottleneck is zero, and its sign rounding.
+    if network.n_in != network.n_out or network.n_hidden < network.n_in:
         return network
     is_opposite = jnp.linalg.det(network.function) * jnp.linalg.det(task.target) < 0
     sign = jnp.where(is_opposite & (jnp.arange(network.n_out) == 0), -1.0, 1.0)

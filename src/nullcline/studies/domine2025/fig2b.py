@@ -22,6 +22,7 @@ class KernelDistance(Study):
     """Kernel distance from initialization at convergence against λ, in four architectures."""
 
     source = "domine2025/fig2b"
+    version = 2
     presets = {
         "quick": Grid(shape=list(SHAPES), lam=np.linspace(-9, 9, 11), seed=range(40)),
         "paper": Grid(shape=list(SHAPES), lam=np.linspace(-9, 9, 11), seed=range(200)),

@@ -13,6 +13,7 @@ class BottleneckProportion(Study):
     """Kernel distance from initialization against λ, for N-2-N networks."""
 
     source = "domine2025/fig2c"
+    version = 2
     presets = {
         "quick": Grid(width=[3, 4, 5, 6], lam=np.linspace(-9, 9, 21), seed=range(40)),
         "paper": Grid(width=[3, 4, 5, 6], lam=np.linspace(-9, 9, 21), seed=range(200)),
