@@ -5,6 +5,9 @@ The state depends only on the column space of the stacked rows :math:`[\sqrt\var
 column (complete pivoting with the scales kept as logarithms) and reduces the stack to unit rows there:
 :math:`X = yT`. Column scales then cancel the growth, and an ordinary Cholesky factorization is well
 conditioned. A chart made for one time serves all earlier times of its block.
+
+In a large network a column whose pivot has outgrown all else by far is *done*: it no longer couples to the
+others, and is known without solving for it. Columns are sorted such that those that learn last come first.
 """
 
 from typing import NamedTuple
@@ -33,6 +36,15 @@ class Chart(NamedTuple):
     weights: Float[Array, "hidden 2 k"]  # both layers on the k pairs
     identity_gram: Float[Array, "hidden hidden"]
     identity_log: Float[Array, " hidden"]
+    rest: "Rest | None"  # of large networks only
+
+
+class Rest(NamedTuple):
+    """What each column of a chart has beside its pivot: logarithms that bound it at any time of the chart."""
+
+    still: Float[Array, " hidden"]  # rows that do not grow
+    grown: Float[Array, " hidden"]  # rows that grow, at time zero; −∞ without such rows
+    delta: Float[Array, " hidden"]  # the fastest of them
 
 
 class Scales(NamedTuple):
@@ -51,6 +63,7 @@ class Scales(NamedTuple):
     shrunk: Float[Array, "2 k"]
     first: Float[Array, " k"]
     outside: Float[Array, " outside"]
+    busy: Int[Array, ""] | None  # this many leading columns are not done yet
 
 
 def _log(x: Array) -> Array:
@@ -115,6 +128,10 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     growth = jnp.concatenate([jnp.where(basis.grows, basis.size, 0), jnp.zeros(k, size.dtype)])
     log_scale = growth * time + 0.5 * _log(decay_integral(size, jnp.full_like(size, time)))
     pivot = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
+    is_large = rows.size > _LARGE
+    if is_large:
+        of_stack = jnp.concatenate([log_scale, jnp.zeros(hidden, log_scale.dtype)])
+        pivot = pivot[jnp.argsort(jax.lax.stop_gradient(of_stack)[pivot])]
 
     stack = jnp.concatenate([rows, jnp.eye(hidden, dtype=rows.dtype)])
     pivots = stack[pivot]
@@ -135,13 +152,33 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     slot = slot[: rows.shape[0]]
     reduced = jnp.where(slot[:, None] >= 0, unit[slot], reduced)
     ups = basis.up.shape[0]
+    up, down, identity_gram = reduced[:ups].T, reduced[ups:].T, transform.T @ transform
+    parts = jax.lax.stop_gradient((basis, pivot, up, down, identity_gram, time))
     return Chart(
         pivot,
-        reduced[:ups].T,
-        reduced[ups:].T,
+        up,
+        down,
         jnp.stack([(basis.w1 @ transform).T, (basis.w2 @ transform).T], axis=1),
-        transform.T @ transform,
+        identity_gram,
         _log(jax.lax.stop_gradient(column_size)),
+        _rest_of(*parts) if is_large else None,
+    )
+
+
+def _rest_of(basis: Basis, pivot, up, down, identity_gram, time) -> Rest:
+    """Bounds on what is not the pivot, from a chart and its time."""
+    # Integrals grow with time: those of the last time of a chart bound all others.
+    integral = decay_integral(basis.size, jnp.full_like(basis.size, time))
+    is_pivot = pivot[:, None] == jnp.arange(up.shape[1], dtype=pivot.dtype)[None, :]
+    squares = jnp.where(is_pivot, 0, integral[None, :] * up**2)
+    still = jnp.where(basis.grows[None, :], 0, squares)
+    still = jnp.sum(still, axis=1) + down**2 @ integral[: down.shape[1]] + jnp.diagonal(identity_gram)
+    grown = jnp.where(basis.grows[None, :], squares, 0)
+    is_there = jnp.any(grown > 0, axis=1)
+    return Rest(
+        0.5 * _log(still),
+        jnp.where(is_there, 0.5 * _log(jnp.sum(grown, axis=1)), -jnp.inf),
+        jnp.max(jnp.where(grown > 0, basis.delta[None, :], 0), axis=1),
     )
 
 
@@ -159,7 +196,14 @@ def scales_at(basis: Basis, chart: Chart, time: Float[Array, ""]) -> Scales:
     is_low = jnp.where(column_grows, base_of_columns, 0) + column_rest < chart.identity_log
     column_rest = jnp.where(is_low, chart.identity_log, column_rest)
     column_grows = column_grows & ~is_low
-    column = jnp.exp(-(jnp.where(column_grows, base, 0) + column_rest))
+    column_log = jnp.where(column_grows, base, 0) + column_rest
+    column = jnp.exp(-column_log)
+    busy = None
+    if chart.rest is not None:
+        others = jnp.maximum(chart.rest.still, chart.rest.grown + base + chart.rest.delta * time)
+        # Far below rounding: a layer that is weaker than the other by many orders must not notice.
+        is_done = others - column_log < 1.5 * jnp.log(jnp.finfo(base.dtype).eps)
+        busy = jnp.max(jnp.where(is_done, 0, jnp.arange(1, hidden + 1)))
 
     lt = (basis.size * time)[:k]
     shrink, lost = jnp.exp(-lt), jnp.expm1(-lt)
@@ -179,6 +223,7 @@ def scales_at(basis: Basis, chart: Chart, time: Float[Array, ""]) -> Scales:
         shrunk,
         is_early.astype(lt.dtype),
         outside,
+        busy,
     )
 
 
@@ -207,9 +252,37 @@ def factors(
         rows = jnp.concatenate([rows, up[:, k:] * scales.outside[None, :]], axis=1)
     # From the right: BLAS takes half the time of a solve from the left on small matrices.
     solved = triangular_solve(lower, rows.T, lower=True, transpose_a=True)
-    top, bottom, outside = solved[:k], solved[k : 2 * k], solved[2 * k :]
-    if up.shape[1] == k:
+    return _layers(basis, solved[:k], solved[k : 2 * k], solved[2 * k :])
+
+
+def leading_factors(
+    basis: Basis, chart: Chart, scales: Scales, count: int
+) -> tuple[Float[Array, "rows1 hidden"], Float[Array, "rows2 hidden"]]:
+    """The same where all but the ``count`` leading columns are done: only the pivot is left of each."""
+    part = Chart(
+        chart.pivot[:count],
+        chart.up[:count],
+        chart.down[:count],
+        chart.weights[:count],
+        chart.identity_gram[:count, :count],
+        chart.identity_log[:count],
+        None,
+    )
+    columns = {name: getattr(scales, name)[:count] for name in ("column_rest", "column_grows", "column")}
+    busy1, busy2 = factors(basis, part, scales._replace(**columns))
+
+    rows, k = jnp.arange(chart.up.shape[1], dtype=chart.pivot.dtype), chart.down.shape[1]
+    is_pivot = rows[:, None] == chart.pivot[None, count:]
+    alone = jnp.where(is_pivot, jax.lax.rsqrt(scales.integral)[:, None], 0)
+    top, bottom = (share[:, None] * alone[:k] for share in scales.grown)
+    done1, done2 = _layers(basis, top, bottom, scales.outside[:, None] * alone[k:])
+    return jnp.concatenate([busy1, done1], axis=1), jnp.concatenate([busy2, done2], axis=1)
+
+
+def _layers(basis: Basis, top: Array, bottom: Array, outside: Array) -> tuple[Array, Array]:
+    """Rows of the pairs, and those outside the task, which belong to the layer with more of them."""
+    if outside.shape[0] == 0:
         return top, bottom
-    if basis.v.shape[1] > k:
+    if basis.v.shape[1] > top.shape[0]:
         return jnp.concatenate([top, outside]), bottom
     return top, jnp.concatenate([bottom, outside])

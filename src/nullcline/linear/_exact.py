@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from .._order import after
 from .._precision import full_precision
 from ._basis import rounding_floor, task_basis
-from ._charts import factors, make_chart, scales_at
+from ._charts import factors, leading_factors, make_chart, scales_at
 from ._checks import (
     are_sorted,
     as_float,
@@ -38,6 +38,8 @@ _GROUPS_UNDER_TRACE, _SPLITS_UNDER_TRACE = 4, 4
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
+# Once no more than this share of the columns of a large network is left to learn, only these are solved for.
+_SHARE_LEFT = 8
 # Multiply-adds of one batched LAPACK call where several devices share a CPU: before JAX 0.11.2 larger calls
 # are split over the thread pool of all devices and wait for it, each for the others (from 250,000 on).
 _WORK_OF_A_CALL = 65536
@@ -296,9 +298,20 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
             return jax.tree.map(lambda leaf: leaf[0], charts)
         return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), charts)
 
+    def factors_at(index, scales):
+        if scales.busy is None or batch != 1 or entries != _ENTRIES:
+            return factors(basis, chart_of(index), scales)
+        # One large network, time by time: what has been learned need not be solved for again.
+        few = max(1, basis.down.shape[1] // _SHARE_LEFT)
+        return jax.lax.cond(
+            (scales.busy <= few) & (status == OK),
+            lambda: leading_factors(basis, chart_of(index), scales, few),
+            lambda: factors(basis, chart_of(index), scales),
+        )
+
     def at(step):
         time, index, scales = step
-        g1, g2 = factors(basis, chart_of(index), scales)
+        g1, g2 = factors_at(index, scales)
         if observe is None:
             return g1, g2
         now = Trajectory(time[None], g1[None], g2[None], basis.v, basis.u, status)
