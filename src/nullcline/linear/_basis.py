@@ -38,18 +38,17 @@ class Basis(NamedTuple):
 def task_basis(
     w1t: Float[Array, "n_in hidden"],
     w2: Float[Array, "n_out hidden"],
-    target: Float[Array, "n_out n_in"],
+    svd: tuple[Float[Array, "n_out k"], Float[Array, " k"], Float[Array, "k n_in"]],
     lam: Float[Array, ""],
     tolerance: Float[Array, ""],
 ) -> Basis:
     """Rotate the weights into the eigenbasis of the flow; rows below the tolerance become exact zeros.
 
-    Only the thin SVD is used, which has derivatives for rectangular targets too: what lies outside the task
-    stays in the original coordinates.
+    Only the thin SVD of the target is used, which has derivatives for rectangular targets too: what lies
+    outside the task stays in the original coordinates.
     """
-    n_out, n_in = target.shape
-    u, s, vt = jnp.linalg.svd(target, full_matrices=False)
-    v = vt.T
+    u, s, vt = svd
+    n_out, n_in, v = u.shape[0], vt.shape[1], vt.T
     # The rounding floor of the SVD: a singular value below it is a zero of a rank-deficient task.
     s = jnp.where(s <= max(n_in, n_out) * jnp.finfo(s.dtype).eps * s[0], 0, s)
     # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.

@@ -172,33 +172,29 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
     is_tolerant = jnp.finfo(dtype).bits == 64 and min(w1.shape[-2], task.n_in + task.n_out) <= _FEW
     # How long before its own time a chart serves at the least; None: not known.
     reach = None if is_tolerant else 0.0
-    entries = _ENTRIES_UNDER_TRACE
-    if is_concrete(*data, times, lam, tau):
-        target, span, kappa = _concrete_task(task)
+    entries, svd, span, kappa = _ENTRIES_UNDER_TRACE, None, None, 1.0
+    if is_concrete(*data):
+        # Decomposed here: once for all networks of a `vmap`, and faster than on a GPU.
+        svd, span, kappa = _concrete_task(task, dtype)
+    if svd is not None and is_concrete(times, lam, tau):
         # A λ that is given tells which times may share a chart, as weights do that can be inspected.
         balance = lam
         if is_concrete(w1, w2):
             check = _check_batch if is_batch else _check_values
-            balance = check(network, target, span, lam, tolerance)
+            balance = check(network, span, lam, tolerance)
             entries = _ENTRIES_UNDER_TRACE if is_batch else _ENTRIES
         if balance is not None:
-            rate = float(np.hypot(_largest_singular(target), float(balance) / 2))
+            rate = float(np.hypot(svd[1][0], float(balance) / 2))
             if not math.isfinite(rate):
-                name, parts = ("task", [target]) if np.isfinite(balance) else ("network", [w1, w2])
-                largest = max(float(np.max(np.abs(part))) for part in parts)
-                raise ValueError(
-                    f"`{name}` is too large, with entries up to {largest:.3g}, whose products overflow "
-                    f"{target.dtype}: rescale it."
-                )
+                raise _too_large("network", w1, w2)
             if is_tolerant:
                 reach = _REACH * float(tau) / max(rate * kappa, 1e-300)
     if reach is not None and is_concrete(times):
         ends = _share_charts(np.asarray(times), reach)
     else:
         ends = _equal_groups(times, is_tolerant)
-    arrays = (w1, w2, data, times, ends, tau, lam, tolerance)
-    # A task that is not traced is one for all networks, and so is its decomposition.
-    known = (task.is_isotropic, task.is_spanning, is_concrete(*data))
+    arrays = (w1, w2, data, svd, times, ends, tau, lam, tolerance)
+    known = (task.is_isotropic, task.is_spanning)
     if is_batch:
         return _solve_batch(*arrays, known, entries, observe, _devices_for(network))
     return _solve(*arrays, known, entries, observe)
@@ -246,11 +242,11 @@ def check_fit(network: Network, task: Task, ndim: int = 2, name: str = "network"
         )
 
 
-@partial(jax.jit, static_argnums=(8, 9, 10))
+@partial(jax.jit, static_argnums=(9, 10, 11))
 @full_precision
-def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, observe):
-    """One program for the whole solution, on arrays; ``known`` of the task: isotropic, spanning, shared."""
-    is_isotropic, is_spanning, is_shared = known
+def _solve(w1, w2, data, svd, times, ends, tau, lam, tolerance, known, entries, observe):
+    """One program for the whole solution, on arrays; ``known`` of the task: isotropic, spanning."""
+    is_isotropic, is_spanning = known
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     w1, w2, times, tau = w1.astype(dtype), w2.astype(dtype), times.astype(dtype), jnp.asarray(tau, dtype)
     tolerance = jnp.asarray(tolerance, dtype)
@@ -282,9 +278,11 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
     q = jnp.concatenate([w1t, w2])
     if hidden > n:
         q = jnp.linalg.qr(q.T, mode="r").T
-    if hidden > n or not is_shared:
-        target = after(target, q)
-    basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], target, lam, tolerance)
+    if svd is None:
+        u, s, vt = jnp.linalg.svd(after(target, q), full_matrices=False)
+    else:
+        u, s, vt = svd
+    basis = task_basis(q[: w1t.shape[0]], q[w1t.shape[0] :], (u, s, vt), lam, tolerance)
 
     nan = jnp.where(status == OK, 0, jnp.nan).astype(dtype)
     # On CPU few charts and few times at once, few enough that their matrices stay in the cache.
@@ -330,10 +328,10 @@ def _solve(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, obser
     return Trajectory(times, g1, g2, basis.v, basis.u, status)
 
 
-@partial(jax.jit, static_argnums=(8, 9, 10, 11))
-def _solve_batch(w1, w2, data, times, ends, tau, lam, tolerance, known, entries, observe, devices):
+@partial(jax.jit, static_argnums=(9, 10, 11, 12))
+def _solve_batch(w1, w2, data, svd, times, ends, tau, lam, tolerance, known, entries, observe, devices):
     """The solutions of many networks, the same number on each device."""
-    rest = (data, times, ends, tau, lam, tolerance)
+    rest = (data, svd, times, ends, tau, lam, tolerance)
 
     def solve(weights, rest):
         return _solve(*weights, *rest, known, entries, observe)
@@ -381,25 +379,40 @@ def _each(function, values, batch: int | None):
     return jax.tree.map(lambda x: x[:count], results)
 
 
-def _concrete_task(task: Task) -> tuple[np.ndarray, np.ndarray | None, float]:
-    """The target, the projector on the inputs (None: identity) and their variance κ, the speed of time."""
+@np.errstate(over="ignore", invalid="ignore")
+def _concrete_task(task: Task, dtype) -> tuple[tuple[np.ndarray, ...], np.ndarray | None, float]:
+    """SVD of the target, projector on the inputs (None: identity) and their variance κ, the speed of time."""
+    span, kappa = None, 1.0
     if task.x is None:
-        return np.asarray(task.correlation), None, 1.0
-    x = np.asarray(task.x)
-    sigma_xx = x @ x.T / x.shape[1]
-    kappa = float(np.sum(sigma_xx**2) / np.trace(sigma_xx))
-    target = np.asarray(task.y) @ x.T / (x.shape[1] * kappa)
-    return target, None if task.is_spanning else sigma_xx / kappa, kappa
+        target = np.asarray(task.correlation)
+    else:
+        x = np.asarray(task.x)
+        sigma_xx = x @ x.T / x.shape[1]
+        kappa = float(np.sum(sigma_xx**2) / np.trace(sigma_xx))
+        target = np.asarray(task.y) @ x.T / (x.shape[1] * kappa)
+        span = None if task.is_spanning else sigma_xx / kappa
+    if np.isnan(target).any():
+        raise ValueError("`task` must be finite, got NaN or infinite entries.")
+    target = target.astype(dtype)
+    if not math.isfinite(_norm2(target)):
+        raise _too_large("task", target)
+    return tuple(np.linalg.svd(target, full_matrices=False)), span, kappa
+
+
+def _too_large(name: str, *parts) -> ValueError:
+    largest = max(float(np.max(np.abs(part))) for part in parts)
+    return ValueError(
+        f"`{name}` is too large, with entries up to {largest:.3g}, whose products overflow "
+        f"{parts[0].dtype}: rescale it."
+    )
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _check_values(
-    network: Network, target: np.ndarray, span: np.ndarray | None, lam, tolerance: float
-) -> float:
+def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: float) -> float:
     """Raise on weights that are not balanced; return their λ."""
     w1, w2 = np.asarray(network.w1), np.asarray(network.w2)
     w1 = w1 if span is None else w1 @ span
-    for name, value in (("w1", w1), ("w2", w2), ("task", target)):
+    for name, value in (("w1", w1), ("w2", w2)):
         if not np.isfinite(value).all():
             raise ValueError(f"`{name}` must be finite, got NaN or infinite entries.")
     left, right = w1 @ w1.T, w2.T @ w2
@@ -434,19 +447,17 @@ def _check_values(
     return seen
 
 
-def _check_batch(
-    network: Network, target: np.ndarray, span: np.ndarray | None, lam, tolerance: float
-) -> float:
+def _check_batch(network: Network, span: np.ndarray | None, lam, tolerance: float) -> float:
     """Raise on a batch with weights that are not balanced; return the largest |λ|."""
     bound = max(balance_tolerance(network.w1.dtype), 10 * tolerance)
     seen, residual = (np.asarray(each) for each in _balances(network, span))
     # In this form a NaN is suspicious, too. All suspects are asked one by one, which tells what is wrong.
     suspects = ~(residual <= bound) | (False if lam is None else ~(np.abs(seen - float(lam)) <= bound))
-    if network.w1.dtype == np.float32 or not np.isfinite(target).all():
+    if network.w1.dtype == np.float32:
         suspects[:] = True
     for index in np.flatnonzero(suspects):
         try:
-            _check_values(jax.tree.map(operator.itemgetter(index), network), target, span, lam, tolerance)
+            _check_values(jax.tree.map(operator.itemgetter(index), network), span, lam, tolerance)
         except ValueError as error:
             raise ValueError(f"Network {index} of the batch: {error}") from None
     return float(np.max(np.abs(seen)))
@@ -481,16 +492,6 @@ def _warn_of_float32(w1: np.ndarray, w2: np.ndarray) -> None:
             'Use float64: `jax.config.update("jax_enable_x64", True)`.',
             stacklevel=5,
         )
-
-
-def _largest_singular(matrix: np.ndarray) -> float:
-    r"""An upper bound on the largest singular value, :math:`(\sum_i s_i^8)^{1/8}`, without an SVD."""
-    size = float(np.sqrt(_norm2(matrix)))
-    if size == 0:
-        return 0.0
-    matrix = matrix / size
-    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
-    return size * _norm2(gram @ gram) ** 0.125
 
 
 def _norm2(matrix: np.ndarray) -> float:
