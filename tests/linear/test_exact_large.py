@@ -9,6 +9,7 @@ from mp_reference import block_errors
 
 from nullcline import linear
 from nullcline.linear import _exact
+from nullcline.linear._charts import choose_pivots
 
 N = 128
 
@@ -71,6 +72,38 @@ def test_learning_agrees_with_the_solver():
         for state, reference in zip(states, np.asarray(flow.qqt), strict=True):
             # The solver's own error: 1e-12 a step, some hundred steps.
             assert max(block_errors(state, reference, 96)) < 1e-11
+
+
+def test_no_pivot_is_rounding_noise():
+    """Rows of a low rank, in many units: as many pivots as the rank, whatever the rest would grow to."""
+    n, hidden, rank, draws = 300, 200, 150, 50
+
+    def count(key):
+        keys = jr.split(key, 3)
+        rows = jr.normal(keys[0], (n, rank)) @ jr.normal(keys[1], (rank, hidden))
+        scale = 100 * (1 + jr.uniform(keys[2], (n,)))
+        return jnp.sum(choose_pivots(rows, scale, jnp.asarray(2.0**-52)) < n)
+
+    counts = jax.jit(lambda keys: jax.lax.map(count, keys))(jr.split(jr.key(0), draws))
+    np.testing.assert_array_equal(np.asarray(counts), rank)
+
+
+@pytest.mark.slow
+def test_units_at_rest_stay_at_rest():
+    """Balance on a projector, in many units: the states of the active units alone, at any growth."""
+    times = np.asarray([1.0, 30.0, 1000.0])
+
+    def states(key):
+        key, frame_key, task_key = jr.split(key, 3)
+        core = linear.lambda_balanced(30, 40, 60, 100.0, key=key)
+        frame = jnp.linalg.qr(jr.normal(frame_key, (60, 40)))[0]
+        wide = linear.Network(frame @ core.w1, core.w2 @ frame.T)
+        task = linear.Task.from_correlation(jr.normal(task_key, (60, 30)) / 30**0.5)
+        return [linear.exact_flow(network, task, times).qqt for network in (core, wide)]
+
+    core, wide = map(np.asarray, jax.jit(jax.vmap(states))(jr.split(jr.key(0), 100)))
+    for reference, state in zip(core.reshape(-1, 90, 90), wide.reshape(-1, 90, 90), strict=True):
+        assert max(block_errors(state, reference, 30)) < 1e-12
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
