@@ -73,8 +73,11 @@ def _log(x: Array) -> Array:
 
 def choose_pivots(
     rows: Float[Array, "rows hidden"], log_scale: Float[Array, " rows"], tolerance: Float[Array, ""]
-) -> Int[Array, " hidden"]:
-    """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row."""
+) -> tuple[Int[Array, " hidden"], Float[Array, " rows"]]:
+    """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row.
+
+    Also returns below what the entries of each row in these columns are rounding noise.
+    """
     n, hidden = rows.shape
     size = jnp.max(jnp.abs(rows), axis=1)
     # What rounding does to each row is seen on a few random numbers of its size, eliminated like the row
@@ -84,12 +87,14 @@ def choose_pivots(
     rounding = walk * tolerance * (16 * size + 4 * jnp.max(size))
     probes = rounding[:, None] * jnp.asarray(_signs(n), rows.dtype)
 
+    def noise(probes):
+        # They may cancel by chance; what they started with is there at the least. Of rows that are noise, in
+        # networks of up to 250 units with up to 100 units at rest, none was seen above a third of this.
+        return jnp.maximum(8 * jnp.sqrt(jnp.mean(probes**2, axis=1)), 4 * rounding)
+
     def best(left, scale, probes):
         size = jnp.max(jnp.abs(left), axis=1)
-        noise = jnp.sqrt(jnp.mean(probes**2, axis=1))
-        # Probes may cancel by chance; what they started with is there at the least. Of rows that are noise,
-        # in networks of up to 250 units with up to 100 units at rest, none was seen above a third of this.
-        value = jnp.where(size > jnp.maximum(8 * noise, 4 * rounding), scale + _log(size), -jnp.inf)
+        value = jnp.where(size > noise(probes), scale + _log(size), -jnp.inf)
         row = jnp.argmax(value)
         return row, value[row] > 0
 
@@ -115,8 +120,11 @@ def choose_pivots(
     # Few rows are active at early times. Small networks do not gain by a loop that may end early, and would
     # lose under `vmap`, where it copies its whole state at every turn.
     if n * hidden > _LARGE:
-        return jax.lax.while_loop(lambda state: state[1], lambda state: eliminate(0, state), state)[-1]
-    return jax.lax.fori_loop(0, hidden, eliminate, state)[-1]
+        state = jax.lax.while_loop(lambda state: state[1], lambda state: eliminate(0, state), state)
+    else:
+        state = jax.lax.fori_loop(0, hidden, eliminate, state)
+    *_, probes, pivot = state
+    return pivot, noise(probes)
 
 
 def _signs(n: int) -> np.ndarray:
@@ -131,7 +139,7 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     size = jnp.concatenate([basis.size, basis.size[:k]])
     growth = jnp.concatenate([jnp.where(basis.grows, basis.size, 0), jnp.zeros(k, size.dtype)])
     log_scale = growth * time + 0.5 * _log(decay_integral(size, jnp.full_like(size, time)))
-    pivot = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
+    pivot, noise_of_rows = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
     is_large = rows.size > _LARGE
     if is_large:
         of_stack = jnp.concatenate([log_scale, jnp.zeros(hidden, log_scale.dtype)])
@@ -146,6 +154,8 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     # inverse carries the condition of its rows (Skeel's, which does not depend on their scales).
     condition = jnp.max(jnp.sum(jnp.abs(transform) @ jnp.abs(pivots), axis=1))
     noise = (64 + 4 * condition) * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
+    # What was noise to the search for pivots is noise in the columns that it left without.
+    noise = jnp.where(pivot[None, :] < rows.shape[0], noise, jnp.maximum(noise, noise_of_rows[:, None]))
     # Subtracted, not replaced: derivatives of such entries need not vanish (λ = 0 has some).
     reduced = reduced - jax.lax.stop_gradient(jnp.where(jnp.abs(reduced) <= noise, reduced, 0))
     # Pivot rows are unit rows exactly.

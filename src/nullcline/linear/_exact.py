@@ -33,8 +33,8 @@ from ._trajectory import BAD_TIMES, FAILED, NOT_WHITE, OK, UNBALANCED, Trajector
 _RATIO, _REACH, _FEW = 4.0, 16.0, 32
 # Beyond the rounding of half precision it would not be rounding any more.
 _LARGEST_TOLERANCE = 1e-3
-# Times that cannot be inspected: equal groups, the first of them split by the ratio.
-_GROUPS_UNDER_TRACE, _SPLITS_UNDER_TRACE = 4, 4
+# Charts of times that cannot be inspected: those below a share of 4**-7 of the last have one in common.
+_CHARTS_UNDER_TRACE = 8
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
@@ -62,8 +62,7 @@ def exact_flow(
     .. math:: QQ^\top = e^{Ft} Q_0 \left[I + Q_0^\top \frac{e^{2Ft} - I}{2F} Q_0\right]^{-1} Q_0^\top e^{Ft},
 
     for every architecture, every admissible λ and any rank of the task and of the weights, accurate to about
-    1e-14 in float64 from :math:`t = 0` to any time (1e-13 where times or λ are traced and share charts). A
-    mode with no overlap stays a saddle at all times.
+    1e-14 in float64 from :math:`t = 0` to any time. A mode with no overlap stays a saddle at all times.
 
     Parameters
     ----------
@@ -170,8 +169,7 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
         )
     data = (task.x, task.y, task.correlation)
     is_tolerant = jnp.finfo(dtype).bits == 64 and min(w1.shape[-2], task.n_in + task.n_out) <= _FEW
-    # How long before its own time a chart serves at the least; None: not known.
-    reach = None if is_tolerant else 0.0
+    reach = 0.0  # how long before its own time a chart serves at the least
     entries, svd, span, kappa = _ENTRIES_UNDER_TRACE, None, None, 1.0
     if is_concrete(*data):
         # Decomposed here: once for all networks of a `vmap`, and faster than on a GPU.
@@ -189,10 +187,7 @@ def _evaluate(network, task, times, tau, lam, tolerance, observe):
                 raise _too_large("network", w1, w2)
             if is_tolerant:
                 reach = _REACH * float(tau) / max(rate * kappa, 1e-300)
-    if reach is not None and is_concrete(times):
-        ends = _share_charts(np.asarray(times), reach)
-    else:
-        ends = _equal_groups(times, is_tolerant)
+    ends = _share_charts(np.asarray(times), reach) if is_concrete(times) else _share_under_trace(times)
     arrays = (w1, w2, data, svd, times, ends, tau, lam, tolerance)
     known = (task.is_isotropic, task.is_spanning)
     if is_batch:
@@ -498,16 +493,13 @@ def _norm2(matrix: np.ndarray) -> float:
     return float(np.vdot(matrix, matrix))
 
 
-def _equal_groups(times: Array, is_tolerant: bool) -> np.ndarray | Array:
-    """Ends of a few groups of equal size, for times that cannot be inspected."""
+def _share_under_trace(times: Array) -> np.ndarray | Array:
+    """Ends of the groups that share a chart, for times that cannot be inspected; some may be empty."""
     count = times.shape[0]
-    groups = min(count, _GROUPS_UNDER_TRACE)
-    ends = np.arange(1, groups + 1) * count // groups
-    if is_tolerant:
-        return ends
-    shares = _RATIO ** -np.arange(_SPLITS_UNDER_TRACE - 1.0, 0.0, -1.0)
-    early = jnp.searchsorted(times, times[ends[0] - 1] * jnp.asarray(shares, times.dtype))
-    return jnp.concatenate([early.astype(int), jnp.asarray(ends)])
+    if count <= _CHARTS_UNDER_TRACE:
+        return np.arange(1, count + 1)
+    shares = jnp.asarray(_RATIO ** -np.arange(_CHARTS_UNDER_TRACE - 1.0, 0.0, -1.0), times.dtype)
+    return jnp.append(jnp.searchsorted(times, times[-1] * shares).astype(int), count)
 
 
 def _share_charts(times: np.ndarray, reach: float) -> np.ndarray:
