@@ -76,7 +76,7 @@ def choose_pivots(
 ) -> tuple[Int[Array, " hidden"], Float[Array, " rows"]]:
     """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row.
 
-    Also returns below what the entries of each row in these columns are rounding noise.
+    Also returns up to what size each row is rounding noise in these columns.
     """
     n, hidden = rows.shape
     size = jnp.max(jnp.abs(rows), axis=1)
@@ -154,8 +154,11 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     # inverse carries the condition of its rows (Skeel's, which does not depend on their scales).
     condition = jnp.max(jnp.sum(jnp.abs(transform) @ jnp.abs(pivots), axis=1))
     noise = (64 + 4 * condition) * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
-    # What was noise to the search for pivots is noise in the columns that it left without.
-    noise = jnp.where(pivot[None, :] < rows.shape[0], noise, jnp.maximum(noise, noise_of_rows[:, None]))
+    # Rows that were noise to the search for pivots are so in the columns that it left without.
+    is_free = pivot[None, :] >= rows.shape[0]
+    left = jnp.max(jnp.where(is_free, jnp.abs(reduced), 0), axis=1)
+    is_noise = is_free & (left <= noise_of_rows)[:, None]
+    noise = jnp.where(is_noise, jnp.maximum(noise, noise_of_rows[:, None]), noise)
     # Subtracted, not replaced: derivatives of such entries need not vanish (λ = 0 has some).
     reduced = reduced - jax.lax.stop_gradient(jnp.where(jnp.abs(reduced) <= noise, reduced, 0))
     # Pivot rows are unit rows exactly.
