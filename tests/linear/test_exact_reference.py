@@ -69,8 +69,6 @@ def found(seed, index, shape, active, lam, scale):
 @pytest.mark.parametrize(
     ("draw", "times"),
     [
-        # A unit at rest, whose rounding noise outgrew the weakest of two modes that are learned.
-        ((69015663, 25, (22, 3, 12), 2, -1e-3, 0.3), [0.0, 38.5, 217.0]),
         # Times far apart: early ones want charts of their own, also where nobody can look at them.
         pytest.param(
             (843471115, 34, (14, 14, 16), 14, 1e-3, 1.0),
@@ -79,7 +77,7 @@ def found(seed, index, shape, active, lam, scale):
         ),
         ((843471115, 34, (14, 14, 16), 14, 1e-3, 1.0), [0.0, 0.39, *np.linspace(1e3, 4e5, 10)]),
     ],
-    ids=["rest", "sparse", "many"],
+    ids=["sparse", "many"],
 )
 def test_draws_that_were_wrong(draw, times):
     network, core, sigma = found(*draw)
@@ -94,6 +92,24 @@ def test_draws_that_were_wrong(draw, times):
         for way, exact in ways.items():
             errors = block_errors(np.asarray(exact.qqt[index]), reference, network.n_in)
             assert max(errors) < 1e-12, (way, times[index], errors)
+
+
+def test_a_unit_at_rest_does_not_learn():
+    """Its rounding noise must not outgrow a mode of weak overlap, which few of many draws have."""
+    times = np.asarray([38.5, 217.0])
+
+    def states(key):
+        key, frame_key, task_key = jr.split(key, 3)
+        core = linear.lambda_balanced(22, 2, 12, -1e-3, 0.3, key=key)
+        frame = jnp.linalg.qr(jr.normal(frame_key, (3, 2)))[0]
+        wide = linear.Network(frame @ core.w1, core.w2 @ frame.T)
+        task = linear.Task.from_correlation(jr.normal(task_key, (12, 22)) / 22**0.5)
+        return [linear.exact_flow(network, task, times).qqt for network in (core, wide)]
+
+    core, wide = map(np.asarray, jax.jit(jax.vmap(states))(jr.split(jr.key(0), 500)))
+    for reference, state in zip(core.reshape(-1, 34, 34), wide.reshape(-1, 34, 34), strict=True):
+        # Rounding over the weakest of a thousand overlaps with two modes.
+        assert max(block_errors(state, reference, 22)) < 1e-9
 
 
 @pytest.mark.slow
