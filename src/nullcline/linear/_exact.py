@@ -38,7 +38,7 @@ _CHARTS_UNDER_TRACE = 8
 # Entries of the states that one turn of the loop over times works on, few enough for the cache of a core: of
 # one network, and under a trace, where there may be many (`vmap`).
 _ENTRIES, _ENTRIES_UNDER_TRACE = 8192, 1024
-# Once no more than this share of the columns of a large network is left to learn, only these are solved for.
+# Once an eighth of the columns of a large network is left to learn, only these are solved for.
 _SHARE_LEFT = 8
 # Multiply-adds of one batched LAPACK call where several devices share a CPU: before JAX 0.11.2 larger calls
 # are split over the thread pool of all devices and wait for it, each for the others (from 250,000 on).
