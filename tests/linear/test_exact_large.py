@@ -41,7 +41,6 @@ def test_late_states_are_converged_and_saddles_stay(lam):
         ((64, 64, 64), 0.0),
         pytest.param((50, 45, 60), 3.0, marks=pytest.mark.slow),
         pytest.param((60, 45, 50), -1e3, marks=pytest.mark.slow),
-        pytest.param((70, 40, 70), 1.0, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_learned_is_not_solved_for_again(shape, lam):
@@ -82,7 +81,7 @@ def test_no_pivot_is_rounding_noise():
         keys = jr.split(key, 3)
         rows = jr.normal(keys[0], (n, rank)) @ jr.normal(keys[1], (rank, hidden))
         scale = 100 * (1 + jr.uniform(keys[2], (n,)))
-        return jnp.sum(choose_pivots(rows, scale, jnp.asarray(2.0**-52))[0] < n)
+        return jnp.sum(choose_pivots(rows, scale, jnp.asarray(2.0**-52), jnp.zeros(n))[0] < n)
 
     counts = jax.jit(lambda keys: jax.lax.map(count, keys))(jr.split(jr.key(0), draws))
     np.testing.assert_array_equal(np.asarray(counts), rank)
@@ -115,9 +114,8 @@ def test_units_at_rest_stay_at_rest(shape, active, lam, scale, draws, times, bou
         assert max(block_errors(state, reference, n_in)) < bound
 
 
-@pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_float32_keeps_its_precision_at_64_units(lam):
-    network, sigma = make(lam, size=64)
+def test_float32_keeps_its_precision_at_64_units():
+    network, sigma = make(0.0, size=64)
     small = jax.tree.map(lambda w: w.astype(jnp.float32), network)
     task, times = (
         linear.Task.from_correlation(sigma.astype(np.float32)),

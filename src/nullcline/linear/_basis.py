@@ -13,6 +13,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# Of singular vectors, by rounding. Modes that nearly are equal mix more, but late: to call all of it rounding
+# would cost its digits at all times. Single precision has none to spare.
+_LARGEST_ANGLE = 5e-13
+
 
 class Basis(NamedTuple):
     """Weights at time zero, row by row in the eigenbasis, and what the rows do in time.
@@ -33,6 +37,7 @@ class Basis(NamedTuple):
     grows: Array  # whether the eigenvalue of each row up is positive
     c: Float[Array, " k"]  # input and output part of the growing eigenvector of each pair
     z: Float[Array, " k"]
+    blur: Float[Array, " rows"]  # rounding that the singular vectors leave in each row up and down
 
 
 def task_basis(
@@ -49,8 +54,7 @@ def task_basis(
     """
     u, s, vt = svd
     n_out, n_in, v = u.shape[0], vt.shape[1], vt.T
-    # The rounding floor of the SVD: a singular value below it is a zero of a rank-deficient task.
-    s = jnp.where(s <= max(n_in, n_out) * jnp.finfo(s.dtype).eps * s[0], 0, s)
+    s = _resolved(s, max(n_in, n_out))
     # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.
     a = jnp.where(lam >= 0, lam, -lam) / 2
     # Guarded twice, so that derivatives are finite at s = λ = 0 as well.
@@ -63,7 +67,7 @@ def task_basis(
     small = jnp.where(is_zero, half, s / jnp.sqrt(2 * safe * (safe + a)))
     c, z = jnp.where(lam >= 0, small, big), jnp.where(lam >= 0, big, small)
 
-    p1, p2 = v.T @ w1t, u.T @ w2
+    p1, p2, k = v.T @ w1t, u.T @ w2, len(s)
     up, down = c[:, None] * p1 + z[:, None] * p2, z[:, None] * p1 - c[:, None] * p2
     size, grows = rate, rate > 0
     if n_in != n_out:
@@ -80,11 +84,46 @@ def task_basis(
         grows = jnp.concatenate([grows, jnp.full(rows, sign > 0)])
 
     norm = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(w1t) ** 2) + jnp.sum(jax.lax.stop_gradient(w2) ** 2))
-    floor = rounding_floor(n_in + n_out, tolerance, norm)
+    blur1, blur2 = (_blur(s, p, w, n_in + n_out) for p, w in ((p1, w1t), (p2, w2)))
+    blur_outside = jnp.full(len(up) - k, blur1[-1] if n_in > n_out else blur2[-1])
+    blur1, blur2 = blur1[:-1], blur2[:-1]
+    blur = jnp.concatenate([c * blur1 + z * blur2, blur_outside, z * blur1 + c * blur2])
+    blur = jnp.where(tolerance > 0, jax.lax.stop_gradient(blur), 0)
+    floor = rounding_floor(n_in + n_out, tolerance, norm) + 8 * blur
     up, down = (
-        jnp.where(jnp.max(jnp.abs(rows), axis=1, keepdims=True) <= floor, 0, rows) for rows in (up, down)
+        jnp.where((jnp.max(jnp.abs(rows), axis=1) <= least)[:, None], 0, rows)
+        for rows, least in ((up, floor[: len(up)]), (down, floor[len(up) :]))
     )
-    return Basis(v, u, p1, p2, up, down, a, delta, size, grows, c, z)
+    return Basis(v, u, p1, p2, up, down, a, delta, size, grows, c, z, blur)
+
+
+def _resolved(s: Float[Array, " k"], size: int) -> Float[Array, " k"]:
+    """Singular values that rounding cannot tell from zero, or from the one before, are equal to it.
+
+    Modes that are equal then stay so at any time: an error of 1e-16 in their rates would part them at 1e12.
+    """
+    unit = size * jnp.finfo(s.dtype).eps * jax.lax.stop_gradient(s[0])
+    s = jnp.where(s <= unit, 0, s)
+    first = jnp.where(s[:-1] - s[1:] > 4 * unit, jnp.arange(1, len(s)), 0)
+    first = jax.lax.cummax(jnp.concatenate([jnp.zeros(1, first.dtype), first]))
+    return s + jax.lax.stop_gradient(s[first] - s)
+
+
+def _blur(s: Float[Array, " k"], p: Float[Array, "k hidden"], w: Float[Array, "n hidden"], size: int):
+    """Rounding that the singular vectors leave in a layer, on the k modes and, at last, outside the task.
+
+    It turns those of two modes into each other by its size over the gap of their singular values (over the
+    singular value for directions outside the task), and mixes their weights. Modes that are equal may mix as
+    they like.
+    """
+    s, p, w = jax.lax.stop_gradient((s, p, w))
+    levels = jnp.append(s / jnp.where(s[0] > 0, s[0], 1), 0)
+    gap = jnp.abs(levels[:, None] - levels[None, :])
+    rounding = size**0.5 * jnp.finfo(s.dtype).eps
+    angle = jnp.where(gap > 0, jnp.minimum(rounding / jnp.where(gap > 0, gap, 1), _LARGEST_ANGLE), 0)
+    squares = jnp.sum(p**2, axis=1)
+    outside = jnp.maximum(jnp.sum(w**2) - jnp.sum(squares), 0)
+    return jnp.sqrt(angle**2 @ jnp.append(squares, outside))
 
 
 def rounding_floor(size: int, tolerance, norm):

@@ -10,6 +10,7 @@ In a large network a column whose pivot has outgrown all else by far is *done*: 
 others, and is known without solving for it. Columns are sorted such that those that learn last come first.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -21,6 +22,7 @@ from jaxtyping import Array, Float, Int
 from ._basis import Basis, decay_integral
 
 _LARGE = 4096  # entries of a network that is large
+_LARGEST_EXCESS = math.log(1e3)  # of an entry over its pivot; e was seen
 _PROBES = 8  # random numbers that show what rounding does to a row
 
 
@@ -72,7 +74,10 @@ def _log(x: Array) -> Array:
 
 
 def choose_pivots(
-    rows: Float[Array, "rows hidden"], log_scale: Float[Array, " rows"], tolerance: Float[Array, ""]
+    rows: Float[Array, "rows hidden"],
+    log_scale: Float[Array, " rows"],
+    tolerance: Float[Array, ""],
+    blur: Float[Array, " rows"],
 ) -> tuple[Int[Array, " hidden"], Float[Array, " rows"]]:
     """Complete pivoting on rows with logarithmic scales; columns without pivot keep their identity row.
 
@@ -84,7 +89,7 @@ def choose_pivots(
     # itself. A bound would not do: that of a hundred eliminations exceeds the rows. Each elimination rounds
     # anew, which adds up as a random walk.
     walk = max(1.0, hidden / 16) ** 0.5
-    rounding = walk * tolerance * (16 * size + 4 * jnp.max(size))
+    rounding = walk * tolerance * (16 * size + 4 * jnp.max(size)) + 2 * blur
     probes = rounding[:, None] * jnp.asarray(_signs(n), rows.dtype)
 
     def noise(probes):
@@ -139,11 +144,11 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     size = jnp.concatenate([basis.size, basis.size[:k]])
     growth = jnp.concatenate([jnp.where(basis.grows, basis.size, 0), jnp.zeros(k, size.dtype)])
     log_scale = growth * time + 0.5 * _log(decay_integral(size, jnp.full_like(size, time)))
-    pivot, noise_of_rows = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance)
+    pivot, noise_of_rows = choose_pivots(*jax.lax.stop_gradient((rows, log_scale)), tolerance, basis.blur)
+    of_stack = jax.lax.stop_gradient(jnp.concatenate([log_scale, jnp.zeros(hidden, log_scale.dtype)]))
     is_large = rows.size > _LARGE
     if is_large:
-        of_stack = jnp.concatenate([log_scale, jnp.zeros(hidden, log_scale.dtype)])
-        pivot = pivot[jnp.argsort(jax.lax.stop_gradient(of_stack)[pivot])]
+        pivot = pivot[jnp.argsort(of_stack[pivot])]
 
     stack = jnp.concatenate([rows, jnp.eye(hidden, dtype=rows.dtype)])
     pivots = stack[pivot]
@@ -153,14 +158,22 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     # Entries that are rounding noise of an exact zero: left alone they would grow and escape a saddle. The
     # inverse carries the condition of its rows (Skeel's, which does not depend on their scales).
     condition = jnp.max(jnp.sum(jnp.abs(transform) @ jnp.abs(pivots), axis=1))
-    noise = (64 + 4 * condition) * tolerance * jnp.max(jnp.abs(rows), axis=1)[:, None] * column_size[None, :]
+    noise = (64 + 4 * condition) * tolerance * jnp.max(jnp.abs(rows), axis=1)
+    # What the task's singular vectors left in a row, and in the pivot rows that it is reduced by.
+    blur_of_pivots = jnp.concatenate([basis.blur, jnp.zeros(hidden, rows.dtype)])[pivot]
+    noise = noise + 8 * (basis.blur + jnp.abs(reduced) @ blur_of_pivots)
+    noise = noise[:, None] * column_size[None, :]
     # Rows that were noise to the search for pivots are so in the columns that it left without.
     is_free = pivot[None, :] >= rows.shape[0]
     left = jnp.max(jnp.where(is_free, jnp.abs(reduced), 0), axis=1)
-    is_noise = is_free & (left <= noise_of_rows)[:, None]
-    noise = jnp.where(is_noise, jnp.maximum(noise, noise_of_rows[:, None]), noise)
+    is_passed = is_free & (left <= noise_of_rows)[:, None]
+    noise = jnp.where(is_passed, jnp.maximum(noise, noise_of_rows[:, None]), noise)
+    # No entry outgrows its pivot by far, but of rows that the search passed over as noise.
+    column_log = jnp.maximum(of_stack[pivot], _log(column_size))
+    excess = log_scale[:, None] + _log(jnp.abs(reduced)) - column_log[None, :]
+    is_noise = (jnp.abs(reduced) <= noise) | (excess > _LARGEST_EXCESS)
     # Subtracted, not replaced: derivatives of such entries need not vanish (λ = 0 has some).
-    reduced = reduced - jax.lax.stop_gradient(jnp.where(jnp.abs(reduced) <= noise, reduced, 0))
+    reduced = reduced - jax.lax.stop_gradient(jnp.where(is_noise, reduced, 0))
     # Pivot rows are unit rows exactly.
     unit = jnp.eye(hidden, dtype=rows.dtype)
     slot = (

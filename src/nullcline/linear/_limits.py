@@ -135,9 +135,9 @@ def limit(network: Network, task: Task) -> Trajectory:
     r"""State of a network after training for ever.
 
     From the exact solution at :math:`t = 10^{12}\max(1, |\lambda|/s_1)/s_1`. Converged to rounding unless
-    singular values (their squares, for large :math:`|\lambda|`) differ by less than :math:`10^{-12}` of the
-    largest, or λ = 0 and the rank exceeds that of the task (then the rest decays only as 1/t). Saddles are
-    respected.
+    singular values (their squares, for large :math:`|\lambda|`) are not equal and yet differ by less than
+    :math:`10^{-12}` of the largest, or λ = 0 and the rank exceeds that of the task (then the rest decays only
+    as 1/t). Saddles are respected.
     """
     check_fit(network, task)
     top = jnp.linalg.norm(task.target, ord=2)
