@@ -9,16 +9,8 @@ flow, runs on the accelerator as well. Works from a source tree that is not inst
 """
 
 import argparse
-import importlib.metadata
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-try:
-    importlib.metadata.version("nullcline")
-except importlib.metadata.PackageNotFoundError:
-    installed_version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "0+source" if name == "nullcline" else installed_version(name)
+import _source  # noqa: F401  # isort: skip
 
 # Importing it leaves this process one core.
 from bench_linear import clock, plain, race, tuned, until_learned  # isort: skip

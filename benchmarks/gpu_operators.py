@@ -12,20 +12,13 @@ Optax, NumPy); works from a source tree that is not installed. Writes ``gpu_oper
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
-import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-try:
-    importlib.metadata.version("nullcline")
-except importlib.metadata.PackageNotFoundError:
-    installed_version = importlib.metadata.version
-    importlib.metadata.version = lambda name: ("0+source" if name == "nullcline" else installed_version(name))
+import _source  # noqa: F401  # isort: skip
 
 import jax
 

@@ -10,18 +10,11 @@ precision, and measured by another: truncation ranks, shuffling and norms on 512
 
 import argparse
 import functools
-import importlib.metadata
 import json
-import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
-try:
-    importlib.metadata.version("nullcline")
-except importlib.metadata.PackageNotFoundError:
-    installed_version = importlib.metadata.version
-    importlib.metadata.version = lambda name: ("0+source" if name == "nullcline" else installed_version(name))
+import _source  # noqa: F401  # isort: skip
 
 import jax
 import jax.numpy as jnp
