@@ -6,8 +6,12 @@ import os
 import shutil
 import tempfile
 
-# Two test processes share two cores: more threads in each would only fight.
+# Two test processes share two cores: more threads in each would only fight. Two batched LAPACK calls of one
+# program can even wait for each other for ever in a pool of two threads (before JAX 0.11.2).
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+os.environ.setdefault("NPROC", "1")  # threads of XLA
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")

@@ -1,6 +1,15 @@
 """Cases and comparisons that several test modules share."""
 
+import os
 from typing import NamedTuple
+
+# What `conftest.py` sets for the sake of speed.
+_OURS = ("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_COMPILATION_CACHE_DIR")
+
+
+def environment_of_a_user() -> dict[str, str]:
+    """Return the environment of a process that has all threads and no flags, as at a user's."""
+    return {name: value for name, value in os.environ.items() if name not in _OURS}
 
 
 class Architecture(NamedTuple):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers import environment_of_a_user
 
 from nullcline import linear
 from nullcline.linear._exact import _devices_for
@@ -111,6 +112,11 @@ for size in ((20, 20, 20), (10, 30, 10)):
 def test_a_batch_is_shared_out_among_devices():
     """In a process of its own: the number of devices is fixed once JAX has started. It must not hang."""
     done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_CORES], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", ON_TWO_CORES],
+        env=environment_of_a_user(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
