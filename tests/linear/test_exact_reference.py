@@ -94,6 +94,35 @@ def test_draws_that_were_wrong(draw, times):
             assert max(errors) < 1e-12, (way, times[index], errors)
 
 
+def test_weak_overlaps_cost_few_digits():
+    """Weights that hardly know a mode: a chart of times after its growth lost digits before."""
+    n_in, members = 2, 1000
+    sigma = np.asarray(jr.normal(jr.key(1), (3, n_in)))
+    task, times = linear.Task.from_correlation(sigma), np.linspace(0.0, 16 / np.linalg.norm(sigma, 2), 33)
+
+    @jax.jit
+    @jax.vmap
+    def flow(key):
+        network = linear.lambda_balanced(n_in, 7, 3, scale=0.8, key=key)
+        return network, linear.exact_flow(network, task, times, lam=0.0).qqt
+
+    networks, states = flow(jr.split(jr.key(0), members))
+    q = np.concatenate([np.swapaxes(networks.w1, 1, 2), networks.w2], axis=1)
+    u, _, vt = np.linalg.svd(sigma, full_matrices=False)
+    overlaps = np.linalg.svd(vt @ q[:, :n_in] + u.T @ q[:, n_in:], compute_uv=False)[:, -1]
+    for start, state in zip(q @ np.swapaxes(q, 1, 2), np.asarray(states[:, 0]), strict=True):
+        assert max(block_errors(state, start, n_in)) < 1e-13
+    weakest = np.argsort(overlaps)[:5]
+    assert overlaps[weakest[-1]] < 0.01
+    for member in weakest:
+        w1, w2 = networks.w1[member], networks.w2[member]
+        for index in range(1, len(times), 8):
+            reference = pivoted_state(w1, w2, sigma, 0.0, times[index])
+            errors = block_errors(np.asarray(states[member, index]), reference, n_in)
+            # What the rounding of its overlap alone makes of a mode, and no more.
+            assert max(errors) < 1e-13 + 2**-52 / overlaps[member], (overlaps[member], index, errors)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["funnel", "square"])
 def test_float32_keeps_its_precision(name):

@@ -4,7 +4,7 @@ The state depends only on the column space of the stacked rows :math:`[\sqrt\var
 :math:`\varphi_j = (e^{2l_jt} - 1)/(2l_j)` differ by many orders of magnitude. A *chart* picks one row per
 column (complete pivoting with the scales kept as logarithms) and reduces the stack to unit rows there:
 :math:`X = yT`. Column scales then cancel the growth, and an ordinary Cholesky factorization is well
-conditioned. A chart made for one time serves all earlier times of its block.
+conditioned. A chart serves a block of times.
 
 In a large network a column whose pivot has outgrown all else by far is *done*: it no longer couples to the
 others, and is known without solving for it. Columns are sorted such that those that learn last come first.
@@ -137,8 +137,15 @@ def _signs(n: int) -> np.ndarray:
     return np.random.default_rng(0).choice([-1.0, 1.0], (n, _PROBES))
 
 
-def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]) -> Chart:
-    """The chart of one time, good for earlier times as well."""
+def make_chart(
+    basis: Basis, first: Float[Array, ""], last: Float[Array, ""], tolerance: Float[Array, ""]
+) -> Chart:
+    """The chart of all times from ``first`` to ``last``.
+
+    Its pivots are those of the middle: of a mode that is still small there, the identity row. A chart costs
+    digits as modes grow that have no pivot, and back in time as those shrink that have one.
+    """
+    time = (first + last) / 2
     rows = jnp.concatenate([basis.up, basis.down])
     k, hidden = basis.down.shape
     size = jnp.concatenate([basis.size, basis.size[:k]])
@@ -183,7 +190,7 @@ def make_chart(basis: Basis, time: Float[Array, ""], tolerance: Float[Array, ""]
     reduced = jnp.where(slot[:, None] >= 0, unit[slot], reduced)
     ups = basis.up.shape[0]
     up, down, identity_gram = reduced[:ups].T, reduced[ups:].T, transform.T @ transform
-    parts = jax.lax.stop_gradient((basis, pivot, up, down, identity_gram, time))
+    parts = jax.lax.stop_gradient((basis, pivot, up, down, identity_gram, last))
     return Chart(
         pivot,
         up,
