@@ -132,6 +132,33 @@ def flow(rng, members, low=1, high=26):
     return compare(solve, forms, rotations), label
 
 
+def dense(rng, members):
+    """Many times, of which one chart serves several, against each time alone."""
+    forms, _, label = draw(rng, members, 1, 26)
+    w1, w2, sigmas = forms["all"]
+    sigma = sigmas[0, 0]
+    lam = float(linear.balance_residual(linear.Network(w1[0], w2[0]))[0])
+    if lam == 0 and sigma.shape[0] == sigma.shape[1] <= w1.shape[1]:
+        w1 = w1.copy()
+        w1[np.linalg.det(w2 @ w1) * np.linalg.det(sigma) < 0, :, 0] *= -1
+    task = linear.Task.from_correlation(sigma)
+    horizon = 10 ** rng.uniform(0, 3) / float(np.hypot(np.linalg.norm(sigma, 2), lam / 2))
+    times = np.append(
+        0.0, np.linspace(0, horizon, 32) if rng.random() < 0.7 else horizon * 0.7 ** np.arange(32)[::-1]
+    )
+
+    @jax.jit
+    def alone(time):
+        return jax.vmap(lambda w1, w2: blocks(linear.exact_flow(linear.Network(w1, w2), task, time)))(w1, w2)
+
+    def solve(w1, w2):
+        return blocks(linear.exact_flow(linear.Network(w1, w2), task, times, lam=lam))
+
+    each = zip(*(alone(times[index : index + 1]) for index in range(len(times))), strict=True)
+    truth = tuple(np.concatenate(states, axis=1) for states in each)
+    return errors((jax.jit(jax.vmap(solve))(w1, w2), truth)), f"{label} until {horizon:.3g}"
+
+
 def limit(rng, members):
     """The state after training for ever."""
     forms, rotations, label = draw(rng, members, 1, 20, scales=(0.3, 1.0))
@@ -281,6 +308,7 @@ def single(rng, _):
 KINDS = {
     "flow": flow,
     "large": partial(flow, low=27, high=100),
+    "dense": dense,
     "single": single,
     "saddle": saddle,
     "limit": limit,
