@@ -283,14 +283,15 @@ def ensemble_simulation(size, members):
         return linear.loss(flow, task)
 
     def exact(networks):
-        return linear.observe_flow(networks, task, times, linear.loss)
+        return linear.observe_flow(networks, task, times, linear.loss, lam=0.0)
 
     ode = jax.jit(jax.vmap(integrate))
     fast, slow = clock(lambda: exact(networks), 7)[1], clock(lambda: ode(networks), 1)[1]
     # Half of them start with a determinant of the wrong sign and end on a saddle, which the solver leaves.
     gap = float(largest(exact(networks) - ode(networks)))
     times_ms = f"{1e3 * fast:.2f} | {1e3 * slow:.1f} | {slow / fast:.0f}"
-    text = f"| {members} × {size} | 101 | 0 | {horizon:.0f} | {times_ms} | {gap:.0e} | | | |"
+    who = f"{members} × {size}" + ("" if CORES == 1 else f", {CORES} cores")
+    text = f"| {who} | 101 | 0 | {horizon:.0f} | {times_ms} | {gap:.0e} | | | |"
     print(text + verdict(slow / fast, BARS["ode"]), flush=True)
 
 
@@ -300,9 +301,14 @@ def ensembles():
     ensemble(20, 1000, 100, 7)
 
 
-def all_cores():
-    """The ensembles again in a process of its own: cores are shared out when JAX starts."""
-    command = [sys.executable, __file__, "--only-ensembles", "--cores", str(len(ALLOWED))]
+PARTS = {"ensembles": ensembles, "simulation": partial(ensemble_simulation, 20, 100)}
+
+
+def all_cores(part):
+    """One part again in a process of its own, on all cores, which are shared out when JAX starts."""
+    if not CORES == 1 < len(ALLOWED):
+        return
+    command = [sys.executable, __file__, "--only", part, "--cores", str(len(ALLOWED))]
     if CAN_PIN:
         os.sched_setaffinity(0, ALLOWED)
     subprocess.run(command, check=True)
@@ -316,10 +322,10 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[20, 64, 256])
     parser.add_argument("--counts", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--cores", type=int, default=1)
-    parser.add_argument("--only-ensembles", action="store_true")
+    parser.add_argument("--only", choices=PARTS, help="this part alone")
     options = parser.parse_args()
-    if options.only_ensembles:
-        ensembles()
+    if options.only:
+        PARTS[options.only]()
         return
     print(f"cores: {CORES}, JAX {jax.__version__}, NumPy {np.__version__}; milliseconds, shortest laps\n")
     print(
@@ -331,8 +337,7 @@ def main():
         for count in options.counts:
             growth[size, count] = single(size, count, options.repeats if size < 100 else 3)
     ensembles()
-    if CORES == 1 < len(ALLOWED):
-        all_cores()
+    all_cores("ensembles")
     print()
     for (size, count), seconds in growth.items():
         for other in [(s, c) for s, c in growth if (c == count and s > size) or (s == size and c > count)][
@@ -343,7 +348,8 @@ def main():
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for size, lam in ((20, 0.0), (20, 1.0), (20, -1.0), (20, 10.0), (64, 0.0)):
         simulation(size, lam, 15)
-    ensemble_simulation(20, 100)
+    PARTS["simulation"]()
+    all_cores("simulation")
     for lam in (0.0, 1.0, 10.0):
         simulation(20, lam, 15, count=1001)
     simulation(64, 0.0, 5, count=1001)

@@ -145,7 +145,7 @@ def make_chart(
     Its pivots are those of the middle: of a mode that is still small there, the identity row. A chart costs
     digits as modes grow that have no pivot, and back in time as those shrink that have one.
     """
-    time = (first + last) / 2
+    time = first + (last - first) / 2
     rows = jnp.concatenate([basis.up, basis.down])
     k, hidden = basis.down.shape
     size = jnp.concatenate([basis.size, basis.size[:k]])
