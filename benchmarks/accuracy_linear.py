@@ -139,6 +139,7 @@ def dense(rng, members):
     sigma = sigmas[0, 0]
     lam = float(linear.balance_residual(linear.Network(w1[0], w2[0]))[0])
     if lam == 0 and sigma.shape[0] == sigma.shape[1] <= w1.shape[1]:
+        # Not those that end on a saddle, as in `draw`.
         w1 = w1.copy()
         w1[np.linalg.det(w2 @ w1) * np.linalg.det(sigma) < 0, :, 0] *= -1
     task = linear.Task.from_correlation(sigma)

@@ -110,6 +110,7 @@ def test_weak_overlaps_cost_few_digits():
     q = np.concatenate([np.swapaxes(networks.w1, 1, 2), networks.w2], axis=1)
     u, _, vt = np.linalg.svd(sigma, full_matrices=False)
     overlaps = np.linalg.svd(vt @ q[:, :n_in] + u.T @ q[:, n_in:], compute_uv=False)[:, -1]
+    # The start is known to rounding: 1e-16, and the square of what grows (at most e²) in half a block.
     for start, state in zip(q @ np.swapaxes(q, 1, 2), np.asarray(states[:, 0]), strict=True):
         assert max(block_errors(state, start, n_in)) < 1e-13
     weakest = np.argsort(overlaps)[:5]
