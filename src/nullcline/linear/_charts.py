@@ -111,14 +111,16 @@ def choose_pivots(
         top = jnp.where(is_active, line[column], 1)
         entries = jnp.where(is_active, left[:, column], 0)
         # The pivot column cancels to exact zeros, which takes it out of the search.
-        ratio = (line / top).at[column].set(1)
+        ratio = jnp.where(columns == column, 1, line / top)
         left = left - entries[:, None] * ratio[None, :]
         probes = probes - (entries / top)[:, None] * probes[row][None, :]
-        scale = scale.at[row].set(jnp.where(is_active, -jnp.inf, scale[row]))
-        pivot = pivot.at[column].set(jnp.where(is_active, row.astype(pivot.dtype), pivot[column]))
+        scale = jnp.where((numbers == row) & is_active, -jnp.inf, scale)
+        pivot = jnp.where((columns == column) & is_active, row.astype(pivot.dtype), pivot)
         row, is_active = best(left, scale, probes)
         return row, is_active, left, scale, probes, pivot
 
+    # Masks, where one entry is set: a scatter is a kernel of its own.
+    numbers, columns = jnp.arange(n), jnp.arange(hidden)
     identity = n + jnp.arange(hidden, dtype=jnp.int32)
     row, is_active = best(rows, log_scale, probes)
     state = (row, is_active, rows, log_scale, probes, identity)
@@ -127,7 +129,9 @@ def choose_pivots(
     if n * hidden > _LARGE:
         state = jax.lax.while_loop(lambda state: state[1], lambda state: eliminate(0, state), state)
     else:
-        state = jax.lax.fori_loop(0, hidden, eliminate, state)
+        # Several eliminations a turn fuse into fewer kernels, each of which a GPU takes time to launch.
+        unroll = 1 if jax.default_backend() == "cpu" else 4
+        state = jax.lax.fori_loop(0, hidden, eliminate, state, unroll=unroll)
     *_, probes, pivot = state
     return pivot, noise(probes)
 
