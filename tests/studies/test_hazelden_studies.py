@@ -125,6 +125,29 @@ def test_figure_4_judges_and_draws(found):
     assert sorted(large.values()) == ["fails", "fails", "holds", "holds", "holds"]
 
 
+def test_figure_s15_judges_runs_that_differ_in_sign_by_their_mean(found):
+    """Runs at large g prefer Pro/Anti or Mem/Del, each for itself; the claim is about what they share."""
+    study = found["hazelden2025/figS15"]
+    axes = ("hidden", "period", "batch", "angles", "is_balanced", "steps", "record", "scaled", "g", "seed")
+    g, iteration = [0.1, 1.0, 3.0, 7.0, 10.0], [0, 100, 200]
+    pro, kind = (np.kron(*order) for order in ((np.ones((2, 2)), np.eye(2)), (np.eye(2), np.ones((2, 2)))))
+
+    def data(large):
+        lead = np.array([[0.3, 0.3]] * 3 + large)[..., None, None]
+        updates = np.where(lead > 0.29, 0.5, 0.0) + 0.5 * lead * (pro - kind)
+        updates = np.broadcast_to(updates[:, :, None], (5, 2, 3, 4, 4))[(None,) * 8]
+        coords = {"hidden": [64], "g": g, "seed": [0, 1], "iteration": iteration}
+        names = ("cosine", "interference")
+        variables = {name: ((*axes, "iteration", "task", "other"), updates) for name in names}
+        return xr.Dataset(variables, coords=coords)
+
+    sentence = "for large g there is less of a distinction between Mem/Del and Pro/Anti"
+    assert verdicts(study, data([[0.28, -0.28], [-0.28, 0.2]]))[sentence] == "holds"
+    assert set(verdicts(study, data([[0.28, -0.28], [-0.28, 0.2]])).values()) == {"holds"}
+    for biased in ([[0.28, 0.25], [0.2, 0.28]], [[-0.28, -0.25], [-0.2, -0.28]]):
+        assert verdicts(study, data(biased))[sentence] == "fails"
+
+
 def test_figure_s12_judges_and_draws(found):
     study = found["hazelden2025/figS12"]
     axes = ("cell", "scale", "g", "hidden", "period", "batch", "steps", "stops", "seed")

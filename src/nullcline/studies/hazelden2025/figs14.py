@@ -12,7 +12,7 @@ from ._panels import draw_scores, draw_tasks_matrix, first_setting, scaled_weigh
 from .fig4 import scores
 
 QUICK = Grid(hidden=64, period=10, batch=40, angles=10, is_balanced=True, steps=1500, record=100,
-             scaled="all", g=[0.1, 1.0, 3.0, 7.0, 10.0], seed=range(1))  # fmt: skip
+             scaled="all", g=[0.1, 1.0, 3.0, 7.0, 10.0], seed=range(6))  # fmt: skip
 # The document's sweep begins at g = 0; a cell whose weights are all zero has no states to compare.
 PAPER = Grid(hidden=256, period=30, batch=200, angles=10, is_balanced=False, steps=5000, record=100,
              scaled="all", g=[round(k * 10 / 49, 4) for k in range(1, 50)], seed=range(10))  # fmt: skip
