@@ -51,6 +51,8 @@ def test_reproduce_reports_and_exits_by_what_came_out(nullcline, tmp_path):
     assert status == 1
     assert "1 partial" in out and "2 of 4 points failed, claims not judged" in err
     assert "failed: {'kind': 'raises'}: ZeroDivisionError: one over nothing" in err
+    status, out, _ = nullcline("reproduce", "toy/squares", *words)
+    assert status == 0 and "(1 study, 2 claims: 1 hold, 1 refuted, 0 fail; 2 studies in all)" in out
     status, out, _ = nullcline("report", str(tmp_path))
     assert status == 1 and "2 studies, 2 claims: 1 hold, 1 refuted, 0 fail; 1 partial" in out
 
@@ -166,11 +168,26 @@ def test_slurm_prints_a_script_that_bash_reads(nullcline, tmp_path):
     assert "my results" in said and said[said.index("--set") + 1] == "n=1,2,3,4"
 
 
+def test_studies_that_cannot_run_are_not_counted(nullcline, tmp_path):
+    words = ("schuessler2020/fig5", "schuessler2020/figS6", "--out", str(tmp_path))
+    status, out, _ = nullcline("reproduce", *words, "--dry-run")
+    assert status == 0 and "0 points to compute in 0 studies" in out
+    status, _, err = nullcline("slurm", *words)
+    assert (
+        status == 2
+        and "fig5: skipped: it needs the sentences" in err
+        and "none of these studies can run yet" in err
+    )
+    status, script, err = nullcline("slurm", "schuessler2020/fig5", "domine2025/fig1", "--out", str(tmp_path))
+    assert status == 0 and "skipped" in err and "# 1 point in all." in script
+
+
 def test_cite(nullcline):
     status, out, _ = nullcline("cite", "domine2025/fig2")
     assert status == 0 and out.strip() == citation("domine2025")
     assert out.count("@") == 2 and "@software{nullcline," in out
     assert citation().count("@") == 6
+    assert "author  = {{The nullcline developers}}" in out and "year    = {2026}" in out
     status, _, err = nullcline("cite", "domine2024")
     assert status == 2 and "Did you mean domine2025" in err
     with pytest.raises(ValueError, match="Unknown document x"):

@@ -48,7 +48,9 @@ def citation(*names: str) -> str:
     if unknown:
         raise ValueError(f"Unknown document {', '.join(unknown)}; the documents are {', '.join(_DOCUMENTS)}.")
     own = f"""@software{{nullcline,
+  author  = {{{{The nullcline developers}}}},
   title   = {{nullcline: how neural networks change while gradient descent trains them}},
-  version = {{{version("nullcline")}}}
+  version = {{{version("nullcline")}}},
+  year    = {{2026}}
 }}"""
     return "\n\n".join([own, *(_DOCUMENTS[name] for name in names or _DOCUMENTS)])

@@ -147,7 +147,9 @@ class Reproduce:
             outcomes, waiting = engine.reproduce(
                 plans, out, executor, progress, shard=shard, retry_failed=self.retry_failed
             )
-        print(f"report: {out / 'report.html'} ({engine.tally(outcomes)})")
+        shown = len(engine.outcomes_in(out))
+        earlier = f"; {engine.plural(shown, 'study', 'studies')} in all" if shown > len(outcomes) else ""
+        print(f"report: {out / 'report.html'} ({engine.tally(outcomes)}{earlier})")
         if waiting:
             left = sum(len(sweep.points) - len(sweep.stored) for sweep in waiting)
             print(f"{left} points are left to other shards; the last of them draws the figures")
@@ -157,12 +159,13 @@ class Reproduce:
 def _dry_run(plans: "Sequence[Plan]", out: Path) -> int:
     from .engine import duration, open_sweep, plural
 
-    total = 0
+    total = count = 0
     for plan in plans:
         missing = plan.study.missing()
         if missing:
             print(f"{plan.study.source}: skipped: {missing}")
             continue
+        count += 1
         sweep = open_sweep(plan, out, is_dry=True)
         for note in sweep.notes:
             print(note)
@@ -173,7 +176,7 @@ def _dry_run(plans: "Sequence[Plan]", out: Path) -> int:
             f"{plan.study.source}: {len(sweep.left)} of {len(sweep.points)} points to compute{failed}{time}"
         )
         total += len(sweep.left)
-    print(f"{plural(total, 'point', 'points')} to compute in {plural(len(plans), 'study', 'studies')}")
+    print(f"{plural(total, 'point', 'points')} to compute in {plural(count, 'study', 'studies')}")
     return GOOD
 
 
@@ -220,9 +223,19 @@ class Slurm:
 
     def run(self) -> int:
         """Do it."""
+        from .engine import plural
+
         if self.jobs < 1:
             raise UsageError(f"--jobs must be at least 1, got {self.jobs}.")
-        plans = self.selection.plans()
+        plans = []
+        for plan in self.selection.plans():
+            missing = plan.study.missing()
+            if missing:
+                print(f"{plan.study.source}: skipped: {missing}", file=sys.stderr)
+            else:
+                plans.append(plan)
+        if not plans:
+            raise UsageError("none of these studies can run yet.")
         points = sum(len(plan.points()) for plan in plans)
         jobs = min(self.jobs, points)
         words = ["nullcline", "reproduce", *self.selection.words()]
@@ -238,7 +251,7 @@ class Slurm:
             f"#SBATCH --time={self.time}",
             "#SBATCH --output=nullcline-%A-%a.log",
             *([f"#SBATCH --partition={self.partition}"] if self.partition else []),
-            f"# {points} points in all. Submitted again, it resumes: what is done is kept.",
+            f"# {plural(points, 'point', 'points')} in all. Submitted again, what is done is kept.",
             "# The last job to finish draws the figures and writes the report.",
             "set -euo pipefail",
             f'{shlex.join([*words, *limit])} --shard "${{SLURM_ARRAY_TASK_ID}}/{jobs}"',

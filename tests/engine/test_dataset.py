@@ -65,6 +65,49 @@ def test_different_times_are_joined(tmp_path):
     np.testing.assert_array_equal(data.value.sel(n=3), [0, np.nan, 9, np.nan])
 
 
+@pytest.mark.parametrize("names", [[3.0, 1.0, 2.0], ["w", "v", "b"]])
+def test_the_same_coordinates_in_another_order_keep_their_values(names, tmp_path):
+    class Shuffled(Squares):
+        presets = {"quick": Grid(n=[0, 1, 2])}  # noqa: RUF012
+
+        def compute(self, n):
+            x = np.roll(names, n)
+            return {"x": ("x", x), "place": ("x", [names.index(name) for name in x.tolist()])}
+
+    data = run(Shuffled(), tmp_path)
+    for place, name in enumerate(names):
+        assert data.place.sel(x=name).values.tolist() == [place] * 3
+
+
+@pytest.mark.parametrize(
+    ("coordinates", "message"),
+    [
+        ([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0]], "differ in their coordinates along `x`, and some repeat one"),
+        ([[0.0, 1.0, 2.0], None], "Some points give coordinates along `x` and others do not"),
+    ],
+)
+def test_coordinates_that_cannot_be_joined_are_refused(coordinates, message, tmp_path):
+    class Odd(Squares):
+        presets = {"quick": Grid(n=[0, 1])}  # noqa: RUF012
+
+        def compute(self, n):
+            x = coordinates[n]
+            return {"y": ("x", np.arange(3.0)), **({} if x is None else {"x": ("x", np.array(x))})}
+
+    with pytest.raises(ValueError, match=message):
+        run(Odd(), tmp_path)
+
+
+def test_coordinates_that_repeat_are_kept_where_points_agree(tmp_path):
+    class Twice(Squares):
+        presets = {"quick": Grid(n=[0, 1])}  # noqa: RUF012
+
+        def compute(self, n):
+            return {"y": ("x", n + np.arange(3.0)), "x": ("x", np.array([0.0, 0.0, 1.0]))}
+
+    assert run(Twice(), tmp_path).y.values.tolist() == [[0, 1, 2], [1, 2, 3]]
+
+
 def test_a_dataset_may_be_returned_and_read_from_the_consolidated_file(tmp_path):
     class Labelled(Squares):
         def compute(self, n):
@@ -89,6 +132,11 @@ def test_a_dataset_may_be_returned_and_read_from_the_consolidated_file(tmp_path)
             {"x": ("t", np.ones(2)), "y": ("t", np.ones(3))},
             "Dimension `t` has length 3 in `y` and 2 elsewhere",
         ),
+        ({"loss/train": 1.0}, "name of a variable must be text without slashes, got 'loss/train'"),
+        ({"": 1.0}, "name of a variable must be text"),
+        ({7: 1.0}, "name of a variable must be text without slashes, got 7"),
+        ({"x": ("a/b", np.ones(2))}, "name of a dimension of `x` must be text without slashes, got 'a/b'"),
+        ({"x": ("n", np.ones(2))}, "`x` has a dimension `n`, an axis of the study, of which `compute` sees"),
         (3.0, "must return a mapping of names to arrays, or an xarray.Dataset; got float"),
     ],
 )

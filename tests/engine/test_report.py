@@ -12,10 +12,12 @@ import pytest
 from toys import Accidents, Exponentials, Squares
 
 from nullcline import engine
-from nullcline.engine import Claim, Executor, make_plan
+from nullcline.engine import Claim, Executor, StoreError, make_plan
+from nullcline.engine._compute import record
 from nullcline.engine._outcome import load
-from nullcline.engine._progress import QuietProgress
+from nullcline.engine._progress import QuietProgress, _Clock
 from nullcline.engine._report import _STYLE
+from nullcline.engine._reproduce import _keep_share
 
 
 class Loud(Squares):
@@ -148,11 +150,63 @@ def test_every_text_color_has_contrast():
         assert (luminance(colors["paper"]) + 0.05) / (luminance(colors[name]) + 0.05) >= 7, name
 
 
-def test_a_foreign_outcome_is_named(results, tmp_path):
-    (tmp_path / "a/b/c").mkdir(parents=True)
-    (tmp_path / "a/b/c/outcome.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"outcome\.json is no outcome of a study"):
-        engine.write_report(tmp_path)
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"study": "a/b", "of a later version": 1}', None])
+def test_an_outcome_that_cannot_be_read_stops_nothing(content, tmp_path):
+    engine.reproduce([make_plan(Squares())], tmp_path, Executor(), QuietProgress())
+    path = tmp_path / "toy/squares/quick/outcome.json"
+    whole = path.read_text()
+    path.write_text(whole[:100] if content is None else content)
+    outcomes, _ = engine.reproduce([make_plan(Exponentials())], tmp_path, Executor(), QuietProgress())
+    assert outcomes[0].is_good
+    text = (tmp_path / "report.html").read_text()
+    assert "outcome.json is no outcome of a study" in text and "toy-exponentials-quick" in text
+    assert "`nullcline reproduce toy/squares` with the same options writes it again" in text
+    assert [o.study for o in engine.outcomes_in(tmp_path) if not o.is_good] == ["toy/squares"]
+    engine.reproduce([make_plan(Squares())], tmp_path, Executor(), QuietProgress())
+    assert all(outcome.is_good for outcome in engine.outcomes_in(tmp_path))
+
+
+def test_a_figure_that_is_gone_is_named_and_drawn_again(tmp_path):
+    engine.reproduce([make_plan(Squares())], tmp_path, Executor(), QuietProgress())
+    (tmp_path / "toy/squares/quick/figure.png").unlink()
+    engine.write_report(tmp_path)
+    assert "figure.png cannot be read (No such file or directory)" in (tmp_path / "report.html").read_text()
+    engine.reproduce([make_plan(Squares())], tmp_path, Executor(), QuietProgress())
+    assert "cannot be read" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_skipped_study_keeps_what_an_earlier_run_found(tmp_path):
+    class Fed(Hungry):
+        is_fed = True
+
+        def missing(self):
+            return "" if self.is_fed else super().missing()
+
+    plans = [make_plan(Fed())]
+    engine.reproduce(plans, tmp_path, Executor(), QuietProgress())
+    before = (tmp_path / "toy/hungry/quick/outcome.json").read_bytes()
+    Fed.is_fed = False
+    outcomes, _ = engine.reproduce(plans, tmp_path, Executor(), QuietProgress())
+    assert (tmp_path / "toy/hungry/quick/outcome.json").read_bytes() == before
+    assert outcomes[0].status == "skipped" and "The report keeps the result of 2" in outcomes[0].summary
+    assert "<img" in (tmp_path / "report.html").read_text()
+
+
+def test_a_folder_that_cannot_be_made_is_named():
+    for study in (Squares(), Hungry()):
+        with pytest.raises(StoreError, match="cannot write to /dev/null/x"):
+            engine.reproduce([make_plan(study)], Path("/dev/null/x"), Executor(), QuietProgress())
+
+
+def test_the_time_left_is_that_of_the_own_share(tmp_path):
+    sweep = engine.open_sweep(make_plan(Squares()), tmp_path)
+    _keep_share([sweep], engine.Shard(1, 4))
+    clock = _Clock(sweep)
+    for point in sweep.left[:2]:
+        sweep.put(point, record(sweep.plan.study, point.parameters))
+        clock.points += 1
+    clock.start -= 100  # of two points; one is left
+    assert clock.remaining in ("about 50 s left", "about 51 s left")
 
 
 def browser(profile, width):

@@ -69,6 +69,42 @@ def test_nan_is_an_answer_where_the_study_says_so(tmp_path):
     np.testing.assert_array_equal(run(Silent(), tmp_path).value, [1.0, np.nan])
 
 
+def test_what_a_point_raises_ends_that_point_alone(tmp_path):
+    class Rude(Squares):
+        presets = {"quick": Grid(n=range(4))}  # noqa: RUF012
+
+        def compute(self, n):
+            if n == 1:
+                raise ValueError("bad byte \0 in \udcff")
+            if n == 2:
+                raise SystemExit("I give up")
+            return {"square": n * n}
+
+    with pytest.warns(FailedPointsWarning, match=r"2 of 4 points failed.*bad byte \\x00 in \\udcff"):
+        data = run(Rude(), tmp_path)
+    np.testing.assert_array_equal(data.square, [0, np.nan, np.nan, 9])
+
+
+def test_points_of_other_data_of_the_user_are_other_points(tmp_path, marks):
+    class Fed(Squares):
+        food = ""
+
+        def supplied(self):
+            return self.food
+
+    run(Squares(), tmp_path / "out")
+    run(Fed(), tmp_path / "out")  # nothing supplied: the same points
+    assert len(marks()) == 12
+    Fed.food = "some"
+    run(Fed(), tmp_path / "out")
+    assert len(marks()) == 24
+    Fed.food = "other"
+    data = run(Fed(), tmp_path / "out")
+    assert len(marks()) == 36 and data.attrs["failed"] == 0
+    run(Fed(), tmp_path / "out")
+    assert len(marks()) == 36
+
+
 def test_a_study_that_lacks_its_data_says_so_before_anything(tmp_path):
     class Hungry(Squares):
         def missing(self):
@@ -217,6 +253,8 @@ def test_a_study_that_a_worker_cannot_load_is_an_error_and_no_failed_point(tmp_p
     [
         ({"workers": 0}, "`workers` must be at least 1, got 0"),
         ({"timeout": 0.0}, "`timeout` must be positive"),
+        ({"timeout": float("inf")}, "`timeout` must be positive and at most .* got inf"),
+        ({"timeout": float("nan")}, "`timeout` must be positive and at most .* got nan"),
         ({"workers": 2, "scheduler": "tls://a:1"}, "not both"),
         ({"scheduler": "tcp://10.0.0.1:8786"}, "plain tcp beyond this machine.*--allow-plain-tcp"),
         ({"scheduler": "10.0.0.1:8786"}, r"must read tls://host:port, or tcp://127\.0\.0\.1:port"),

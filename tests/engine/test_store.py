@@ -11,7 +11,7 @@ import xarray as xr
 from toys import Exponentials, Squares
 
 from nullcline import engine
-from nullcline.engine import StoreError, make_plan, open_sweep
+from nullcline.engine import Grid, StoreError, make_plan, open_sweep
 from nullcline.engine._record import BrokenFileError, netcdf_image, read_variables, seal, unseal
 from nullcline.engine._store import Store, write_whole
 
@@ -161,6 +161,19 @@ def test_presets_and_overrides_share_points(tmp_path, marks):
     assert len(marks()) == 12
     assert run(Squares(), tmp_path, overrides={"n": (11, 2)}).square.values.tolist() == [121, 4]
     assert len(marks()) == 12
+
+
+def test_overrides_have_the_type_of_their_axis(tmp_path, marks):
+    class Halves(Squares):
+        presets = {"quick": Grid(n=[1.0, 2.0])}  # noqa: RUF012
+
+    run(Halves(), tmp_path)
+    run(Halves(), tmp_path, overrides={"n": (1, 2)})
+    assert len(marks()) == 2
+    for values in ("two", True, (1.0, 0.5)):
+        study = Halves() if isinstance(values, str | bool) else Squares()
+        with pytest.raises(ValueError, match=r"Axis `n` holds values of type (float|int), such as"):
+            make_plan(study, "quick", {"n": values})
 
 
 def test_only_old_parts_are_tidied_away(tmp_path):

@@ -155,6 +155,25 @@ def test_a_missing_corpus_is_explained(found, monkeypatch, tmp_path):
     assert study.missing() == ""
 
 
+def test_points_of_another_corpus_are_other_points(found, monkeypatch, tmp_path):
+    study = found["schuessler2020/fig5"]
+    monkeypatch.setenv("NULLCLINE_DATA", str(tmp_path))
+    assert study.supplied() == ""
+    digests = [study.supplied()]
+    for name in _sst2.FILES:
+        (tmp_path / name).write_text("1 good film\n")
+    digests.append(study.supplied())
+    (tmp_path / "dev.txt").write_text("0 bad film !\n")
+    digests.append(study.supplied())
+    (tmp_path / "glove.txt").write_text("good 1 2\n")
+    digests.append(study.supplied())
+    assert len(set(digests)) == 4
+    (tmp_path / "sst2").mkdir()
+    for path in list(tmp_path.glob("*.txt")):
+        path.rename(tmp_path / "sst2" / path.name)
+    assert study.supplied() == digests[-1]  # the folder does not matter, what it holds does
+
+
 def test_trials_are_drawn():
     import jax.random as jr
 
@@ -259,7 +278,7 @@ def test_sentences_from_files_to_figures(found, monkeypatch, tmp_path):
         data = engine.run(study, out=tmp_path / "results", overrides=overrides, is_quiet=True)
         assert study.draw(data).axes
         assert list(study.claims(data))
-    _sst2.trained.cache_clear()
+    _sst2._trained_on.cache_clear()
     vectors = "".join(f"{word} {' '.join(['0.5'] * 100)}\n" for word in ("good", "bad", "unused"))
     (tmp_path / "glove.tiny.txt").write_text(vectors)
     words, train, _, _ = _sst2._corpora()

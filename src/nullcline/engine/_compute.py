@@ -2,6 +2,7 @@
 
 import functools
 import platform
+import re
 import subprocess
 import time
 import traceback
@@ -43,11 +44,11 @@ def record(study: Study, parameters: Mapping[str, Any]) -> bytes:
         return encode(study, parameters, variables, message, time.perf_counter() - start)
     except Float64Error:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a point that gives up must not end the others
         return failure(study, parameters, raised(error, study.compute), time.perf_counter() - start)
 
 
-def raised(error: Exception, function: Any) -> str:
+def raised(error: BaseException, function: Any) -> str:
     """Say what a function of a study raised, and at which line of the file that defines it."""
     frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
@@ -66,6 +67,8 @@ def encode(
 ) -> bytes:
     """Encode the record of a point: its variables, or the message of its failure."""
     this = identity(study, parameters)
+    # Text of HDF5 ends at a NUL, and is UTF-8.
+    message = message.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
     variables = {} if message else variables
     status = "failed" if message else "done"
     plain = this["parameters"]
@@ -79,6 +82,7 @@ def encode(
         "wall_time": seconds,
         "dtype": ",".join(sorted({str(a.dtype) for _, a in variables.values() if a.dtype.kind in "fc"})),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: this[name] for name in ("supplied",) if name in this},
         **provenance(),
     }
     header = {
@@ -114,6 +118,7 @@ def named(study: Study, parameters: Mapping[str, Any], result: Any) -> Variables
     if hasattr(result, "data_vars"):
         result = {str(k): (tuple(map(str, v.dims)), v.values) for k, v in result.variables.items()}  # pyright: ignore[reportAttributeAccessIssue]
     for name, value in result.items():
+        _check_name("a variable", name)
         if isinstance(value, tuple):
             dimensions, value = value
             dimensions = (dimensions,) if isinstance(dimensions, str) else tuple(dimensions)
@@ -137,10 +142,22 @@ def named(study: Study, parameters: Mapping[str, Any], result: Any) -> Variables
         if name in parameters and name not in axes:
             raise ValueError(f"`{name}` is an axis of the study; give the result another name.")
         for dimension, size in zip(dimensions, array.shape, strict=True):
+            _check_name(f"a dimension of `{name}`", dimension)
+            if dimension in parameters and dimension not in axes:
+                raise ValueError(
+                    f"`{name}` has a dimension `{dimension}`, an axis of the study, of which `compute` sees "
+                    "one value at a time; give the dimension another name."
+                )
             if dimension in axes and size != lengths[axes.index(dimension)]:
                 raise ValueError(f"`{name}` has length {size} along `{dimension}`, which has other values.")
         variables[name] = (dimensions, array)
     return variables
+
+
+def _check_name(what: str, name: object) -> None:
+    """Raise on what cannot be a name in netCDF; in HDF5 a slash would make a group, which nobody reads."""
+    if not (isinstance(name, str) and re.fullmatch(r"[^/\x00-\x1f]+", name) and name.strip(" .")):
+        raise ValueError(f"The name of {what} must be text without slashes, got {name!r}.")
 
 
 def _not_finite(study: Study, variables: Variables) -> str:

@@ -21,10 +21,12 @@ class _Dimension:
     name: str
     length: int
     coordinate: np.ndarray | None
+    is_union: bool
+    """Whether points differ in their coordinates: each is then placed by its own."""
 
     def place(self, variables: Variables, length: int) -> np.ndarray:
         """Where the entries of one point go."""
-        if self.coordinate is None or self.name not in variables:
+        if self.coordinate is None or not self.is_union:
             return np.arange(length)
         return np.searchsorted(self.coordinate, variables[self.name][1])
 
@@ -62,7 +64,7 @@ def _whole(
         found, array = variables[name]
         if found != dimensions:
             raise ValueError(f"`{name}` has dimensions {found} in one point and {dimensions} in another.")
-        if array.shape == shape:
+        if array.shape == shape and not any(d in own and own[d].is_union for d in dimensions):
             whole[(*point.position, ...)] = array
         else:
             places = [
@@ -78,23 +80,34 @@ def _whole(
 def _own_dimensions(plan: Plan, records: Sequence[Variables]) -> dict[str, _Dimension]:
     lengths: dict[str, int] = {}
     coordinates: dict[str, list[np.ndarray]] = {}
+    bare: set[str] = set()  # dimensions that some point leaves without coordinate
     for variables in records:
         for name, (dimensions, array) in variables.items():
             for dimension, length in zip(dimensions, array.shape, strict=True):
                 if dimension not in plan.grid:
                     lengths[dimension] = max(length, lengths.get(dimension, 0))
+                    if dimension not in variables:
+                        bare.add(dimension)
             if dimensions == (name,) and name not in plan.grid:
                 coordinates.setdefault(name, []).append(array)
     found = {}
     for name, length in lengths.items():
         values = coordinates.get(name)
         if values is None:
-            found[name] = _Dimension(name, length, None)
-        elif all(np.array_equal(v, values[0]) for v in values):
-            found[name] = _Dimension(name, length, values[0])
-        else:
-            union = np.unique(np.concatenate(values))
-            found[name] = _Dimension(name, union.size, union)
+            found[name] = _Dimension(name, length, None, is_union=False)
+            continue
+        if name in bare:
+            raise ValueError(f"Some points give coordinates along `{name}` and others do not; give them all.")
+        if all(np.array_equal(v, values[0]) for v in values):
+            found[name] = _Dimension(name, length, values[0], is_union=False)
+            continue
+        if any(np.unique(v).size < v.size for v in values):
+            raise ValueError(
+                f"Points differ in their coordinates along `{name}`, and some repeat one, so that the values "
+                "there cannot be told apart; let coordinates differ within a point, or give none."
+            )
+        union = np.unique(np.concatenate(values))
+        found[name] = _Dimension(name, union.size, union, is_union=True)
     return found
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _LOST_AFTER = 15.0
+_LONGEST = 1e8  # seconds: clocks of the operating system overflow beyond
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -65,8 +66,11 @@ class Executor:
     def __post_init__(self):
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"`workers` must be at least 1, got {self.workers}.")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ValueError(f"`timeout` must be positive (seconds), got {self.timeout}.")
+        if self.timeout is not None and not 0 < self.timeout <= _LONGEST:
+            raise ValueError(
+                f"`timeout` must be positive and at most {_LONGEST:.0e} (seconds), got {self.timeout}; "
+                "without it, points take as long as they need."
+            )
         if self.workers is not None and self.scheduler is not None:
             raise ValueError("Give `workers` (this machine) or `scheduler` (a cluster), not both.")
         if self.scheduler is not None:

@@ -13,14 +13,13 @@ from ._compute import raised
 from ._plan import Plan
 from ._store import StoreError, write_whole
 from ._study import Claim
-from ._sweep import Sweep, dataset
+from ._sweep import PROVENANCE, Sweep, dataset
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Status = Literal["complete", "partial", "skipped", "broken"]
 STYLE = Path(__file__).parent / "paper.mplstyle"
-_PROVENANCE = ("nullcline", "commit", "jax", "numpy", "python", "platform", "device", "dtype")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +90,23 @@ def _blank(plan: Plan, status: Status, **fields: Any) -> Outcome:
 
 
 def skip(plan: Plan, out: Path, message: str) -> Outcome:
-    """Note that a study was not run, and why."""
-    outcome = _blank(plan, "skipped", message=message)
+    """Note that a study was not run, and why; what came out of an earlier run stays."""
     folder = Path(out) / plan.study.document / plan.study.figure / plan.label
-    _save(folder, outcome)
-    return outcome
+    earlier = _earlier(folder / "outcome.json")
+    if earlier is None:
+        outcome = _blank(plan, "skipped", message=message)
+        _save(folder, outcome)
+        return outcome
+    return _blank(plan, "skipped", message=f"{message} The report keeps the result of {earlier.written}.")
+
+
+def _earlier(path: Path) -> Outcome | None:
+    """What an earlier run left, unless it was skipped as well."""
+    try:
+        found = load(path)
+    except ValueError:
+        return None
+    return None if found.status == "skipped" else found
 
 
 def finish(sweep: Sweep) -> Outcome:
@@ -106,7 +117,7 @@ def finish(sweep: Sweep) -> Outcome:
     step = "dataset"
     try:
         data = dataset(sweep)
-        fields["provenance"] = {name: str(data.attrs[name]) for name in _PROVENANCE}
+        fields["provenance"] = {name: str(data.attrs[name]) for name in PROVENANCE}
         fields["wall_time"] = float(data.attrs["wall_time"])
         if len(failures) < len(sweep.points):
             step = "draw"
@@ -139,12 +150,33 @@ def draw(sweep: Sweep, data: "xr.Dataset") -> None:
 
 
 def _save(folder: Path, outcome: Outcome) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
     fields = dataclasses.asdict(outcome)
     for claim in fields["claims"]:
         if not math.isfinite(claim["measured"]):
             claim["measured"] = str(claim["measured"])  # JSON has no NaN
     write_whole(folder / "outcome.json", json.dumps(fields, indent=1, ensure_ascii=False).encode())
+
+
+def unreadable(path: Path, reason: str) -> Outcome:
+    """Stand in for an outcome that cannot be read; its folder says what it was of."""
+    document, figure, label = path.parent.parts[-3:]
+    again = (
+        f"`nullcline reproduce {document}/{figure}` with the same options writes it again from what is stored"
+    )
+    return Outcome(
+        study=f"{document}/{figure}",
+        title="an outcome that cannot be read",
+        description="",
+        preset=label,
+        parameters={},
+        overrides={},
+        status="broken",
+        message=f"{reason}; {again}.",
+    )
 
 
 def load(path: Path) -> Outcome:
@@ -154,5 +186,5 @@ def load(path: Path) -> Outcome:
         fields["claims"] = tuple(Claim(**claim) for claim in fields["claims"])
         fields["failures"] = tuple((parameters, message) for parameters, message in fields["failures"])
         return Outcome(**fields)
-    except (OSError, TypeError, KeyError, ValueError) as error:
+    except (OSError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is no outcome of a study: {error}") from error

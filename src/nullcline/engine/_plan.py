@@ -67,7 +67,9 @@ class Plan:
 def identity(study: Study, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that decides the result of a point."""
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in parameters.items()}
-    return {"format": FORMAT, "study": study.source, "version": study.version, "parameters": plain}
+    this = {"format": FORMAT, "study": study.source, "version": study.version, "parameters": plain}
+    supplied = study.supplied()
+    return {**this, "supplied": supplied} if supplied else this
 
 
 def digest(study: Study, parameters: Mapping[str, Any]) -> str:
@@ -120,5 +122,5 @@ def _check(study: Study) -> None:
     if vars(study):
         raise ValueError(
             f"Study {study.source} keeps state in {sorted(vars(study))}. Stored points are named by their "
-            "parameters alone, so everything that changes the result must be an axis of the grid."
+            "parameters, so everything that changes the result must be an axis of the grid."
         )

@@ -29,6 +29,9 @@ class _Clock:
         self.sweep = sweep
         self.start = time.monotonic()
         self.points = 0
+        mine = sum(point.digest not in sweep.stored for point in sweep.left)
+        self.others = len(sweep.points) - len(sweep.stored) - mine
+        """Points that are left to other shards."""
 
     @property
     def elapsed(self) -> float:
@@ -37,7 +40,7 @@ class _Clock:
     @property
     def remaining(self) -> str:
         """What is left at the pace so far; nothing is promised before the first point is done."""
-        left = len(self.sweep.points) - len(self.sweep.stored)
+        left = len(self.sweep.points) - len(self.sweep.stored) - self.others
         if not self.points or not left:
             return ""
         return f"about {duration(self.elapsed / self.points * left)} left"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ._outcome import Outcome, load, plural
+from ._outcome import Outcome, load, plural, unreadable
 from ._progress import duration
 from ._store import write_whole
 
@@ -48,8 +48,14 @@ _MARKS = {"holds": "✓ holds", "fails": "✗ fails", "refuted": "≠ refuted"}
 
 
 def outcomes_in(out: Path) -> list[Outcome]:
-    """Every outcome below a results folder, by study and preset."""
-    return [load(path) for path in sorted(Path(out).glob("*/*/*/outcome.json"))]
+    """Every outcome below a results folder, by study and preset; one that cannot be read is broken."""
+    found = []
+    for path in sorted(Path(out).glob("*/*/*/outcome.json")):
+        try:
+            found.append(load(path))
+        except ValueError as error:
+            found.append(unreadable(path, str(error)))
+    return found
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:
@@ -143,7 +149,13 @@ def _section(out: Path, o: Outcome) -> str:
 
 
 def _figure(out: Path, folder: Path, o: Outcome) -> str:
-    picture = base64.b64encode((out / folder / "figure.png").read_bytes()).decode()
+    try:
+        picture = base64.b64encode((out / folder / "figure.png").read_bytes()).decode()
+    except OSError as error:
+        return (
+            f'<p class="fails">{_text(str(folder))}/figure.png cannot be read ({error.strerror}); '
+            "<code>nullcline reproduce</code> with the same options draws it again.</p>"
+        )
     pdf, data = (html.escape(f"{folder.as_posix()}/{name}") for name in ("figure.pdf", "data.nc"))
     alt = _text(f"Figure of {o.study}: {o.title}. {o.summary}.")
     return (

@@ -71,11 +71,21 @@ class Grid(Mapping[str, tuple[Value, ...]]):
         return f"Grid({', '.join(f'{name}={list(values)}' for name, values in self.items())})"
 
     def replace(self, **axes: Value | Iterable[Value]) -> "Grid":
-        """Copy with some axes replaced; every name must exist already."""
+        """Copy with some axes replaced; every name must exist already, and keeps its type."""
         unknown = sorted(set(axes) - set(self))
         if unknown:
             raise ValueError(f"Unknown axis {unknown}; this grid has {list(self)}.")
-        return Grid(**{**self, **axes})
+        new = Grid(**axes)
+        for name, values in new.items():
+            kind, given = type(self[name][0]), type(values[0])
+            if kind is float and given is int:
+                new._axes[name] = tuple(float(value) for value in values)
+            elif kind is not given:
+                raise ValueError(
+                    f"Axis `{name}` holds values of type {kind.__name__}, such as {self[name][0]!r}; "
+                    f"got {list(values)}."
+                )
+        return Grid(**{**self, **new})
 
     def points(self, vectorized: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
         """Every point of the grid: one value for a distributed axis, all values for a vectorized one."""
@@ -176,6 +186,10 @@ class Study(abc.ABC):
 
     def missing(self) -> str:
         """Say what the user must supply before this study can run; empty when nothing is missing."""
+        return ""
+
+    def supplied(self) -> str:
+        """Digest of what the user supplied: points computed from other data are other points."""
         return ""
 
     @property

@@ -16,7 +16,7 @@ from ._study import Study
 if TYPE_CHECKING:
     import xarray as xr
 
-_PROVENANCE = ("nullcline", "commit", "jax", "numpy", "python", "platform", "device", "dtype")
+PROVENANCE = ("nullcline", "commit", "jax", "numpy", "python", "platform", "device", "dtype")
 
 
 class Failure(NamedTuple):
@@ -154,7 +154,7 @@ def _consolidate(sweep: Sweep) -> bytes:
         "points": len(sweep.points),
         "failed": len(sweep.points) - len(records),
         "wall_time": float(sum(found.seconds for found in sweep.stored.values())),
-        **{name: _spread(origins, name) for name in _PROVENANCE},
+        **{name: _spread(origins, name) for name in PROVENANCE},
     }
     data = combine(plan, records, attributes)
     variables = {str(name): (tuple(map(str, v.dims)), v.values) for name, v in data.variables.items()}

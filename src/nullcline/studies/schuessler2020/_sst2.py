@@ -7,6 +7,7 @@ vectors computed from ``train.txt``.
 """
 
 import functools
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,12 +42,36 @@ def missing() -> str:
     )
 
 
+def supplied() -> str:
+    """Digest of the sentences and word vectors that the study would be computed from."""
+    place = folder()
+    if place is None:
+        return ""
+    files = [*(place / name for name in FILES), *_glove(place)]
+    return _digest(tuple((path, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files))
+
+
+@functools.lru_cache(maxsize=4)
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """One name for the content of files, read again only when their size or time of change differs."""
+    parts = []
+    for path, _, _ in files:
+        with path.open("rb") as file:
+            parts.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def _glove(place: Path) -> list[Path]:
+    """Word vectors beside the sentences: the first file of that name, if any."""
+    return sorted(place.glob("glove*.txt"))[:1]
+
+
 def _corpora():
     place = folder()
     if place is None:
         raise ValueError(f"This study cannot run: {missing()}")
     sentences = [recurrent.read_sentences((place / name).read_text("utf-8").splitlines()) for name in FILES]
-    glove = sorted(place.glob("glove*.txt"))
+    glove = _glove(place)
     if glove:
         vocabulary = {token for part in sentences for _, tokens in part for token in tokens}
         with glove[0].open(encoding="utf-8") as lines:
@@ -59,9 +84,13 @@ def _corpora():
     return words, train, dev, held
 
 
-@functools.lru_cache(maxsize=4)
 def trained(hidden: int, epochs: int, rate: float, seed: int) -> Mapping[str, np.ndarray]:
     """Train the classifier and cut its blocks; Figures 5 and S6 show the same network."""
+    return _trained_on(supplied(), hidden, epochs, rate, seed)
+
+
+@functools.lru_cache(maxsize=4)
+def _trained_on(_: str, hidden: int, epochs: int, rate: float, seed: int) -> Mapping[str, np.ndarray]:
     words, train, dev, held = _corpora()
     key = jr.fold_in(jr.key(5), seed)
     model = recurrent.lstm_classifier(words, hidden, key=jr.fold_in(key, 0))

@@ -7,7 +7,7 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import xr
-from ._sst2 import KINDS, missing, trained
+from ._sst2 import KINDS, missing, supplied, trained
 
 CURVES = ("change_accuracy", "change_agreement", "weights_accuracy", "weights_agreement")
 
@@ -25,6 +25,9 @@ class LSTMTruncation(Study):
 
     def missing(self) -> str:
         return missing()
+
+    def supplied(self) -> str:
+        return supplied()
 
     def compute(self, hidden, epochs, rate, seed):
         found = trained(hidden, epochs, rate, seed)

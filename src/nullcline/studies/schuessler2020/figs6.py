@@ -7,7 +7,7 @@ import numpy as np
 from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import xr
-from ._sst2 import KINDS, MATRICES, missing, trained
+from ._sst2 import KINDS, MATRICES, missing, supplied, trained
 
 CURVES = ("loss", "dev_loss", "accuracy", "dev_accuracy")
 
@@ -24,6 +24,9 @@ class LSTMDetails(Study):
 
     def missing(self) -> str:
         return missing()
+
+    def supplied(self) -> str:
+        return supplied()
 
     def compute(self, hidden, epochs, rate, seed):
         found = trained(hidden, epochs, rate, seed)
