@@ -16,6 +16,7 @@ from safetensors.torch import save_file as save_torch
 
 from nullcline import cli, operators
 from nullcline.inspect import figures, read_inputs, read_network
+from nullcline.inspect._write import check_folder
 
 B, T, N, H = 4, 5, 2, 6
 COMMAND = Path(sys.executable).with_name("nullcline")
@@ -142,6 +143,9 @@ def bad(tmp_path, monkeypatch):
     )
     save_file({"rnn.weight_ih_l0": np.ones((H, N)), "rnn.weight_hh_l0": np.eye(H)}, tmp_path / "rnn")
     torch.save(torch.nn.GRU(N, H), tmp_path / "module")
+    torch.save(torch.nn.GRU(N, H).state_dict(), tmp_path / "short")
+    (tmp_path / "short").write_bytes((tmp_path / "short").read_bytes()[:-100])
+    np.savez(tmp_path / "arrays.npz", **gru())
     (tmp_path / "pickle").write_bytes(pickle.dumps({"rnn.weight_hh_l0": np.eye(3)}))
     (tmp_path / "text").write_text("weights")
     np.save(tmp_path / "x.npy", np.zeros((B, T, N)))
@@ -172,6 +176,8 @@ def bad(tmp_path, monkeypatch):
         ("nan", "one", {}, "`rnn.bias_hh_l0` is not finite"),
         ("odd", "one", {}, r"must have shape \(n hidden, hidden\) with n = 1 \(RNN\), 3 \(GRU\) or 4"),
         ("module", "one", {}, "nothing else is ever loaded. Save `model.state_dict.*`, not the model"),
+        ("short", "one", {}, "short is no whole file of `torch.save`: it is cut short, or another kind"),
+        ("arrays.npz", "one", {}, "arrays.npz is no whole file .*another kind of archive .an .npz, say"),
         ("pickle", "one", {}, "is a bare pickle, which is never loaded"),
         ("rnn", "one", {}, r"not of one network .*RNN, 1 layers of 6 units.*GRU, 1 layers of 6 units"),
         ("one", "one", {"--inputs": "gone.npy"}, "--inputs: there is no file"),
@@ -203,6 +209,7 @@ def bad(tmp_path, monkeypatch):
             r"full holds other things \(thesis.tex\); give a new or empty folder",
         ),
         ("one", "one", {"--out": "text"}, "text is a file; give a folder"),
+        ("one", "one", {"--out": "text/out"}, "text is a file; give a folder"),
         ("one", "one", {"--nonlinearity": "sine"}, "sine"),
     ],
 )
@@ -214,6 +221,15 @@ def test_bad_usage_is_answered_before_anything_is_computed(bad, capsys, before, 
     status, err = call(capsys, *words)
     assert status == 2 and re.search(message, re.sub(r"\s+", " ", err)), err
     assert not (bad / "out").exists()
+
+
+def test_what_a_killed_writer_left_is_no_obstacle(tmp_path):
+    for name in ("data.nc.part", f"report.html.{'0f' * 16}.part", "weights.png"):
+        (tmp_path / name).write_bytes(b"")
+    check_folder(tmp_path)
+    (tmp_path / "thesis.tex.part").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"other things \(thesis.tex.part\)"):
+        check_folder(tmp_path)
 
 
 def test_cells_and_prefixes_are_recognized(bad):

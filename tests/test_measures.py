@@ -1,5 +1,6 @@
 """Similarity and effective rank against hand-made cases."""
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -46,6 +47,25 @@ def test_effective_rank(values, fraction, power, rank):
 def test_effective_rank_refuses_a_bad_fraction():
     with pytest.raises(ValueError, match=r"`fraction` must be in \(0, 1\], got 1.5"):
         measures.effective_rank(jnp.ones(3), fraction=1.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (np.array([]), {}, r"`values` must be a list of at least one value, got shape \(0,\)"),
+        (np.ones((2, 2)), {}, r"got shape \(2, 2\)"),
+        (np.array([1.0, np.nan]), {}, "`values` must be finite, got 1 entries"),
+        (np.ones(3), {"power": 0}, "`power` must be positive, got 0"),
+    ],
+)
+def test_effective_rank_refuses(values, options, message):
+    with pytest.raises(ValueError, match=message):
+        measures.effective_rank(values, **options)
+
+
+def test_nothing_needs_no_modes():
+    assert measures.effective_rank(jnp.zeros(3)) == 0
+    assert jax.jit(measures.effective_rank)(jnp.array([1.0, jnp.nan])) == 0
 
 
 def test_participation_ratio_counts_equal_modes():

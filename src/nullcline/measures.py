@@ -1,7 +1,10 @@
 """Measures that several rooms need: of similarity, of the largest entry and of the size of a spectrum."""
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
+
+from ._checks import as_float, require_finite
 
 
 def cosine(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, ""]:
@@ -26,9 +29,11 @@ def largest(values: Float[Array, "..."], axis: int | tuple[int, ...] | None = No
 
 
 def effective_rank(
-    values: Float[Array, " modes"], *, fraction: float = 0.95, power: int = 1
+    values: Float[Array | np.ndarray, " modes"], *, fraction: float = 0.95, power: int = 1
 ) -> Int[Array, ""]:
     r"""Smallest number of leading values that hold ``fraction`` of the total of ``values**power``.
+
+    Zero where there is nothing to hold: zeros alone, or (where a compiled program cannot refuse them) NaN.
 
     Parameters
     ----------
@@ -41,13 +46,20 @@ def effective_rank(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"`fraction` must be in (0, 1], got {fraction}.")
+    if not power > 0:
+        raise ValueError(f"`power` must be positive, got {power}.")
+    values = as_float("values", values)
+    if values.ndim != 1 or values.shape[0] == 0:
+        raise ValueError(f"`values` must be a list of at least one value, got shape {values.shape}.")
+    require_finite("values", values)
     weights = jnp.sort(jnp.abs(values))[::-1] ** power
     share = jnp.cumsum(weights) / jnp.sum(weights)
     # A rounding error must not ask for one more mode when the target is met exactly.
-    return jnp.sum(share < fraction - 8 * jnp.finfo(share.dtype).eps) + 1
+    rank = jnp.sum(share < fraction - 8 * jnp.finfo(share.dtype).eps) + 1
+    return jnp.where(share[-1] > 0, rank, 0)
 
 
-def participation_ratio(values: Float[Array, " modes"]) -> Float[Array, ""]:
+def participation_ratio(values: Float[Array | np.ndarray, " modes"]) -> Float[Array, ""]:
     r"""Participation ratio :math:`(\sum_j v_j)^2 / \sum_j v_j^2`, the number of modes that matter.
 
     Zeros alone have no modes: the result is NaN.

@@ -70,6 +70,10 @@ def test_nearby_floats_are_different_points():
     assert len(names) == 2
 
 
+def test_an_array_without_axes_is_one_value():
+    assert Grid(gain=np.array(3))["gain"] == (3,)
+
+
 def test_overrides_replace_axes_and_mark_the_label():
     plan = make_plan(Squares(), "quick", {"n": (1, 2)})
     assert [point.parameters["n"] for point in plan.points()] == [1, 2]

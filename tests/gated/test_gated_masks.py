@@ -166,10 +166,15 @@ def test_small_scale_losses():
         (lambda: gated.nested_mask(4, 3, key=jr.key(0)), r"`n_pairs` must be in \[4, 16\].*got 3"),
         (lambda: gated.nested_mask(4, 17, key=jr.key(0)), r"\[4, 16\].*got 17"),
         (lambda: gated.nested_mask(4, 0, diagonal=False, key=jr.key(0)), r"\[1, 16\].*got 0"),
-        (lambda: gated.nested_masks(0, key=jr.key(0)), "`n_languages` must be at least 1, got 0"),
+        (lambda: gated.as_mask([[1, 0], [1]]), "`mask` must be an array of 0 and 1, got list"),
+        (lambda: gated.nested_masks(0, key=jr.key(0)), "`n_languages` must be an integer .* got 0"),
+        (lambda: gated.nested_mask(4, 8.5, key=jr.key(0)), "`n_pairs` must be an integer, got 8.5"),
+        (lambda: gated.circulant_mask(4, offsets=[0, 1.5]), r"`offsets` must be integers, got \[0, 1.5\]"),
+        (lambda: gated.final_rate(np.ones((2, 2)), 0), "`n_words` must be an integer of at least 1, got 0"),
+        (lambda: gated.final_hessian_eigenvalues(np.ones((2, 2)), -2), "`n_words` must be an integer"),
         (lambda: gated.bernoulli_mask(4, 1.5, key=jr.key(0)), r"`p` must be in \[0, 1\], got 1.5"),
         (lambda: gated.bernoulli_mask(4, float("nan"), key=jr.key(0)), "`p`.*nan"),
-        (lambda: gated.circulant_mask(4, 0), r"`width` must be in \[1, 4\], got 0"),
+        (lambda: gated.circulant_mask(4, 0), "`width` must be an integer from 1 to 4, got 0"),
         (lambda: gated.circulant_mask(4, 5), "got 5"),
         (lambda: gated.circulant_mask(4, offsets=[]), "at least one"),
         (lambda: gated.circulant_mask(4, offsets=[0, 4]), "none twice modulo 4"),
@@ -178,6 +183,7 @@ def test_small_scale_losses():
         (lambda: gated.bulk_distribution(jnp.ones(2), 0.0), "`edge`"),
     ],
 )
+@pytest.mark.usefixtures("own_messages")
 def test_bad_masks(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -225,7 +225,21 @@ def test_frustrated_runs_are_reported():
         (lambda: scalar.regular_flow(0.0, 2, 6, jnp.ones(1)), "`start`"),
         (lambda: scalar.regular_flow(2.0, 2, 6, jnp.ones(1)), "`start`"),
         (lambda: scalar.regular_flow(0.1, 7, 6, jnp.ones(1)), "`width`"),
-        (lambda: scalar.train(scalar.initialize(3, key=jr.key(0)), MASK), "`mask` must have shape"),
+        (lambda: scalar.regular_flow(0.1, 2.5, 6, jnp.ones(1)), "`width` must be an integer from 1 to 6"),
+        (lambda: scalar.aligned_flow(1.0, 0.1, 0.2, 1.0, [0.2, 0.1]), "`times` must be sorted"),
+        (
+            lambda: scalar.early_flow(scalar.initialize(5, key=jr.key(0)), MASK, [0.2, 0.1]),
+            "`times` must be sorted",
+        ),
+        (
+            lambda: scalar.early_flow(scalar.initialize(5, key=jr.key(0)), MASK, []),
+            "`times` must have one axis and at least one",
+        ),
+        (
+            lambda: scalar.early_flow(scalar.initialize(5, key=jr.key(0)), MASK, [1e9]),
+            r"`times` must be in \[0, .*got 1000000000",
+        ),
+        (lambda: scalar.train(scalar.initialize(3, key=jr.key(0)), MASK), "`mask` has shape"),
         (lambda: scalar.train(scalar.initialize(5, key=jr.key(0)), MASK, tolerance=0.0), "`tolerance`"),
         (lambda: scalar.train_batch(scalar.initialize(5, key=jr.key(0)), MASK), "one leading axis"),
         (lambda: scalar.train(scalar.Network(jnp.zeros(5), 0.0, jnp.zeros(5)), MASK), "zero: a stationary"),
@@ -233,6 +247,7 @@ def test_frustrated_runs_are_reported():
         (lambda: scalar.train(scalar.initialize(5, key=jr.key(0)), MASK, max_evaluations=0), "`max_eval"),
     ],
 )
+@pytest.mark.usefixtures("own_messages")
 def test_bad_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()

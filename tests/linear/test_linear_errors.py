@@ -5,22 +5,15 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import jaxtyping
 import numpy as np
 import pytest
 
 from nullcline import linear
 
+pytestmark = pytest.mark.usefixtures("own_messages")
+
 KEY = jr.key(0)
 COLORED = linear.Task(np.random.default_rng(0).normal(size=(3, 9)), np.ones((3, 9)))
-
-
-@pytest.fixture(autouse=True)
-def own_messages():
-    """Our own checks speak, not the annotations that the tests otherwise enforce."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def square(lam=1.0):

@@ -125,7 +125,7 @@ def test_bad_arguments():
         linear.exact_sequence(network, TASKS, [1.0])
     with pytest.raises(ValueError, match="`durations` must be positive"):
         linear.exact_sequence(network, TASKS[:1], [-1.0])
-    with pytest.raises(ValueError, match="`points` must be at least 2"):
+    with pytest.raises(ValueError, match="`points` must be an integer of at least 2, got 1"):
         linear.exact_sequence(network, TASKS[:1], [1.0], points=1)
     wrong = linear.random_regression(3, 3, 9, key=jr.key(0))
     with pytest.raises(ValueError, match="`task` has 3 inputs"):

@@ -180,10 +180,13 @@ def test_spectra_beyond_the_range_of_numbers_are_refused():
         operators.spectrum(unstable.propagator)
 
 
+@pytest.mark.usefixtures("own_messages")
 def test_spectra_and_ranks_refuse(flow):
     P, K = flow.propagator, flow.parameter_operator
-    with pytest.raises(ValueError, match="`k` must be from 1 to the dimension 60, got 61"):
+    with pytest.raises(ValueError, match="`k` must be an integer from 1 to 60, the dimension, got 61"):
         operators.spectrum(K, 61)
+    with pytest.raises(ValueError, match=r"`k` must be an integer from 1 to 60, the dimension, got 2\.5"):
+        operators.spectrum(K, 2.5)
     with pytest.raises(ValueError, match="`method` must be one of"):
         operators.spectrum(K, method="arpack")
     with pytest.raises(ValueError, match="needs K of a cell whose units own their weights"):
@@ -201,6 +204,7 @@ def test_spectra_and_ranks_refuse(flow):
         operators.total_variance(P, 1)
 
 
+@pytest.mark.usefixtures("own_messages")
 def test_directions_of_nothing_are_refused(flow):
     P, K = flow.propagator, flow.parameter_operator
     with pytest.raises(ValueError, match="`relative=True` needs an operator known to be positive semi-def"):
@@ -214,6 +218,10 @@ def test_directions_of_nothing_are_refused(flow):
         operators.misdirection(nothing, jnp.zeros((2, 3, 2)), jnp.ones((2, 3, 2)))
     with pytest.raises(ValueError, match="do not vary: their dimension is not defined"):
         operators.activity_dimension(nothing.states)
+    with pytest.raises(ValueError, match=r"`states` must have shape \(batch, time, hidden\)"):
+        operators.activity_dimension(nothing.states[0])
+    with pytest.raises(ValueError, match="`states` must be finite, got 1 entries"):
+        operators.activity_dimension(flow.states.at[0, 0, 0].set(jnp.nan))
     with pytest.raises(ValueError, match="`q` is zero: its share in a mode is not defined"):
         operators.mode_share(operators.consensus(K), jnp.zeros_like(flow.states), 2)
 
@@ -250,10 +258,25 @@ def test_large_dense_matrices_name_the_other_way(flow, monkeypatch):
         operators.transition_matrices(flow)
 
 
+@pytest.mark.parametrize("trials", [[7], [-1], [0, 0], [0.5], [], [True, False]])
+def test_trials_that_there_are_not_are_refused(flow, trials):
+    """An index beyond the last one would silently become the last one."""
+    with pytest.raises(ValueError, match=r"`trials`.* must"):
+        flow.take(trials)
+
+
+def test_trials_are_taken_by_index_and_by_mask(flow):
+    for trials in ([2, 0], np.array([2, 0]), jnp.array([2, 0])):
+        np.testing.assert_array_equal(flow.take(trials).states, flow.states[np.array([2, 0])])
+    np.testing.assert_array_equal(flow.take([True, False, True]).states, flow.states[::2])
+    traced = jax.jit(lambda flow, trials: flow.take(trials).states)(flow, jnp.array([1]))
+    np.testing.assert_array_equal(traced, flow.states[1:2])
+
+
 def test_lyapunov_arguments(flow):
-    with pytest.raises(ValueError, match="`count` must be from 1 to the state size 4, got 5"):
+    with pytest.raises(ValueError, match="`count` must be an integer from 1 to 4, the state size, got 5"):
         operators.lyapunov(flow, 5)
-    with pytest.raises(ValueError, match="`warmup` must be from 0 to 4"):
+    with pytest.raises(ValueError, match="`warmup` must be an integer from 0 to 4"):
         operators.lyapunov(flow, warmup=5)
     with pytest.raises(ValueError, match="`dt` must be positive"):
         operators.finite_time_exponents(flow, dt=0.0)

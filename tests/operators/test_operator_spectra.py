@@ -194,7 +194,7 @@ def test_a_few_values_of_a_consensus_come_with_the_total_of_all():
     whole = kernel.top(60)  # a space of a few times 60 vectors would be larger than all
     assert whole.method == "dense"
     close(whole.values, exact[:60])
-    with pytest.raises(ValueError, match="`k` must be from 1 to 90, got 91"):
+    with pytest.raises(ValueError, match="`k` must be an integer from 1 to 90, got 91"):
         kernel.top(91)
     # The kernel of a rate network is a thin factor.
     thin = operators.consensus(cells.flow_of("rate").parameter_operator)

@@ -372,3 +372,9 @@ def test_from_state_dict_refuses(arguments, message):
     state |= {name: arguments.pop(name) for name in list(arguments) if "_l0" in name}
     with pytest.raises(ValueError, match=message):
         operators.from_state_dict(state, np.zeros((B, T, N)), **arguments)
+
+
+def test_half_of_a_bidirectional_network_is_not_taken_for_it():
+    state = torch.nn.GRU(N, H, bidirectional=True).state_dict()
+    with pytest.raises(ValueError, match=r"`state` holds bias_hh_l0_reverse and 3 more of a bidirectional"):
+        operators.from_state_dict(state, np.zeros((B, T, N)))

@@ -144,7 +144,7 @@ def test_hodgkin_huxley_jacobian_is_finite_and_right(voltage):
         ({"g": -0.1}, "`g` must be nonnegative, got -0.1"),
         ({"dt": 0.0}, r"`dt` must be in \(0, 1\], got 0.0"),
         ({"dt": 1.5}, r"`dt` must be in \(0, 1\], got 1.5"),
-        ({"n_hidden": 0}, "`n_hidden` must be at least 1, got 0"),
+        ({"n_hidden": 0}, "`n_hidden` must be an integer of at least 1, got 0"),
         ({"n_out": 2, "is_tied": True}, "`is_tied` needs as many outputs as inputs"),
     ],
 )

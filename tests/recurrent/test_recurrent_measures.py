@@ -127,13 +127,14 @@ def test_decompositions_of_a_batch_by_the_host():
     np.testing.assert_allclose(values[2], np.linalg.eigvals(matrices[2, :4]), atol=1e-13)
 
 
+@pytest.mark.usefixtures("own_messages")
 def test_refusals(key):
     before, after = network()
     trials = TASK.sample(16, key=key)
-    for rank in (-1, 13):
-        with pytest.raises(ValueError, match=rf"`rank` must be in 0..12 .* got {rank}"):
+    for rank in (-1, 13, 1.5):
+        with pytest.raises(ValueError, match=rf"`rank` must be an integer from 0 to 12, .* got {rank}"):
             recurrent.truncate(after.w, rank)
-        with pytest.raises(ValueError, match="`ranks` must be in 0"):
+        with pytest.raises(ValueError, match="`ranks` must be integers in 0"):
             recurrent.truncation_losses(before, after, trials, [rank])
     for fraction in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="`fraction` must be in"):

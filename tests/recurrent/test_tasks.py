@@ -5,6 +5,7 @@
 
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -359,15 +360,21 @@ def test_pulse_flip_flop():
         (lambda: recurrent.Romo(delay=0.1), "`delay` is 0.1, shorter than one step"),
         (lambda: recurrent.Constant(decision=0.0), "`decision` must be positive"),
         (lambda: recurrent.Cosine(window=30.0), "`window` must be in"),
-        (lambda: recurrent.MemoryPro(period=0), "`period` must be at least 1"),
+        (lambda: recurrent.MemoryPro(period=0), "`period` must be an integer of at least 1"),
         (
             lambda: recurrent.FourTasks(angles=None, is_balanced=True),
             "`is_balanced` needs a number of `angles`",
         ),
         (lambda: recurrent.PulseFlipFlop(rate=0.0), "`rate` must be in"),
-        (lambda: recurrent.FlipFlop().sample(0, key=jr.key(0)), "`batch` must be at least 1, got 0"),
+        (lambda: recurrent.FlipFlop().sample(0, key=jr.key(0)), "`batch` must be an integer .*, got 0"),
+        (lambda: recurrent.FlipFlop().sample(2.5, key=jr.key(0)), "`batch` must be an integer .*, got 2.5"),
+        (lambda: recurrent.FlipFlop(duration=math.inf), "`duration` must be nonnegative and finite, got inf"),
+        (lambda: recurrent.Constant(target=math.nan), "`target` must be finite, got nan"),
+        (lambda: recurrent.Mante(noise=math.nan), "`noise` must be finite, got nan"),
+        (lambda: recurrent.Romo(amplitudes=(0.5, math.inf)), "`amplitudes` must be finite"),
     ],
 )
+@pytest.mark.usefixtures("own_messages")
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()

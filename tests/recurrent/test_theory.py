@@ -254,7 +254,7 @@ BAD = [
     (lambda: theory.exact_flow(GOOD[0], 0 * GOOD[1], GOOD[2], 1.0, jnp.ones(1)), "`m` is zero"),
     (lambda: theory.exact_flow(*GOOD, 1.0, -jnp.ones(1)), "`taus` must be"),
     (lambda: theory.exact_flow(*GOOD, float("nan"), jnp.ones(1)), "`target` must be finite"),
-    (lambda: theory.exact_flow(*GOOD, 1.0, jnp.ones(1), rank=0), "`rank` must be at least 1"),
+    (lambda: theory.exact_flow(*GOOD, 1.0, jnp.ones(1), rank=0), "`rank` must be an integer of at least 1"),
     (lambda: theory.exact_flow(jnp.nan * GOOD[0], *GOOD[1:], 1.0, jnp.ones(1)), "`w0` .* got 9 of 9 entries"),
     (lambda: theory.series(*GOOD, 1.0, -1), "`order` must be at least 0"),
     (lambda: theory.series(1.5 * jnp.eye(3), *GOOD[1:], 1.0, 2), "`w0` must have eigenvalues"),
@@ -266,7 +266,10 @@ BAD = [
     (lambda: theory.shuffled_readout(0.1, 1.0, float("nan")), "`g` must be at least 0"),
     (lambda: theory.traces(1.0), "`g` must be below 1"),
     (lambda: theory.infinite_width_flow(1.0, 1.0, jnp.ones(1)), "`g` must be below 1"),
-    (lambda: theory.infinite_width_flow(1.0, 0.5, jnp.ones(1), nodes=0), "`nodes` must be at least 1"),
+    (
+        lambda: theory.infinite_width_flow(1.0, 0.5, jnp.ones(1), nodes=0),
+        "`nodes` must be an integer of at least 1",
+    ),
     (lambda: theory.learning_time(*GOOD, 1.0, fraction=1.0), "`fraction` must be between"),
     (lambda: theory.learning_time(*GOOD, 0.0, relative_to="target"), "`target` must not be 0"),
     (lambda: theory.learning_time(target=0.0, g=0.5), "`target` must not be 0"),
@@ -276,7 +279,7 @@ BAD = [
     (lambda: theory.critical_step(*GOOD), "`target` is missing"),
     (lambda: theory.critical_step(target=1.0, g=1.0), "`g` must be below 1"),
     (lambda: theory.descent(*GOOD, 1.0, 0.0, 5), "`step` must be positive"),
-    (lambda: theory.descent(*GOOD, 1.0, 0.1, 0), "`steps` must be at least 1"),
+    (lambda: theory.descent(*GOOD, 1.0, 0.1, 0), "`steps` must be an integer of at least 1"),
     (lambda: jax.jit(lambda g: theory.infinite_width_flow(1.0, g, jnp.ones(1)).readout)(0.5), "traced"),
 ]
 

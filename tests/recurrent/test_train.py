@@ -117,6 +117,9 @@ def test_stopped_training_resumes_to_the_same_numbers(whole, stop_at, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(whole):
     with pytest.raises(ValueError, match="`resume` does not belong to this training"):
         recurrent.train(new_cell(), TASK, **options(steps=STEPS + 1), resume=whole.checkpoint, key=jr.key(1))
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), new_cell())
+    with pytest.raises(ValueError, match="its precision too"):
+        recurrent.train(single, TASK, **options(), resume=whole.checkpoint, key=jr.key(1))
 
 
 # Linear networks on a short trial: they can diverge, and one program serves both tests of many networks.
@@ -216,9 +219,9 @@ def test_short_trials_are_recognized(duration, g, is_short):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 0}, "`steps` must be at least 1"),
-        ({"batch_size": 0}, "`batch_size` must be at least 1"),
-        ({"snapshot_every": 0}, "`snapshot_every` must be at least 1"),
+        ({"steps": 0}, "`steps` must be an integer of at least 1"),
+        ({"batch_size": 0}, "`batch_size` must be an integer of at least 1"),
+        ({"snapshot_every": 0}, "`snapshot_every` must be an integer of at least 1"),
         ({"trainable": ("w", "bias")}, r"`trainable` must name some of \['w_in', 'w', 'w_out'\]"),
         ({"fraction": 1.0}, r"`fraction` must be in \(0, 1\)"),
         ({"learning_rate": float("nan")}, "`learning_rate` must be positive and finite, got nan"),

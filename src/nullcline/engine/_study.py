@@ -21,9 +21,9 @@ Verdict = Literal["holds", "fails", "refuted"]
 
 
 def _plain(name: str, value: object) -> Value:
-    """Give ``value`` as a plain Python scalar, so that digests and files do not depend on NumPy's types."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    """Give ``value`` as a plain Python scalar, so that digests and files do not depend on array types."""
+    if getattr(value, "ndim", None) == 0:
+        value = np.asarray(value).item()
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"Axis `{name}` holds {value}; values of an axis must be finite.")
     if not isinstance(value, bool | int | float | str):
@@ -39,7 +39,7 @@ class Grid(Mapping[str, tuple[Value, ...]]):
     def __init__(self, **axes: Value | Iterable[Value]):
         self._axes: dict[str, tuple[Value, ...]] = {}
         for name, values in axes.items():
-            if isinstance(values, str) or not isinstance(values, Iterable):
+            if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
                 values = (values,)
             plain = tuple(_plain(name, value) for value in values)
             if any(isinstance(value, float) for value in plain):

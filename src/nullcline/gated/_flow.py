@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from ._masks import MaskLike, _check_values, warn_about
+from .._checks import as_float, require_size
+from ._masks import MaskLike, as_array, check_values, warn_about
 from ._queue import Exact, Outcome, run_queue
 from ._rkc import BUDGET, CONVERGED, DIVERGED, Field, Limits
 from ._trajectory import follow
 
 _NAMES = {CONVERGED: "converged", BUDGET: "budget", DIVERGED: "diverged"}
+_MOST = int(np.iinfo(np.int32).max)
 Result = TypeVar("Result")
 
 
@@ -30,6 +32,7 @@ def default_batch(size: int) -> int:
 
 def check_masks(masks: MaskLike, runs: int, languages: int) -> Bool[Array, "runs languages languages"]:
     """Give the masks of all runs, from one or from one each, and warn of those that cannot teach all."""
+    masks = as_array("masks", masks)
     if masks.ndim == 2:
         masks = jnp.broadcast_to(jnp.asarray(masks)[None], (runs, *masks.shape))
     if masks.shape != (runs, languages, languages):
@@ -37,7 +40,7 @@ def check_masks(masks: MaskLike, runs: int, languages: int) -> Bool[Array, "runs
             f"`masks` must have shape {(runs, languages, languages)} (runs, outputs, inputs) to match the "
             f"networks, got {masks.shape}."
         )
-    _check_values(np.asarray(masks), "masks")
+    check_values(np.asarray(masks), "masks")
     masks = jnp.asarray(masks).astype(bool)
     warn_about(np.asarray(masks))
     return masks
@@ -61,14 +64,16 @@ def check_limits(
             f"`max_evaluations` must be one number or one per run, ({runs},), got shape "
             f"{np.shape(max_evaluations)}."
         )
-    if np.any(np.asarray(max_evaluations) < 1):
-        raise ValueError(f"`max_evaluations` must be at least 1, got {np.min(max_evaluations)}.")
+    budget = np.asarray(max_evaluations)
+    # Evaluations are counted in 32 bits.
+    if budget.dtype.kind not in "iu" or np.any((budget < 1) | (budget > _MOST)):
+        raise ValueError(f"`max_evaluations` must be integers in [1, {_MOST}], got {max_evaluations}.")
     if max_time is not None and not max_time > 0:
         raise ValueError(f"`max_time` must be positive, got {max_time}.")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"`batch_size` must be at least 1, got {batch_size}.")
+    if batch_size is not None:
+        require_size("batch_size", batch_size)
     if times is not None:
-        grid = np.asarray(times)
+        grid = np.asarray(as_float("times", times))
         if grid.ndim != 1 or not grid.size or not np.isfinite(grid).all() or grid[0] < 0 or grid[-1] <= 0:
             raise ValueError(f"`times` must be nonnegative, finite and end after 0, got {grid}.")
         if (np.diff(grid) <= 0).any():

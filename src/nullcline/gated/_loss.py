@@ -26,6 +26,11 @@ def pair_losses(
     permutations
         Dictionaries :math:`\Pi_k`, integers (L, D) or orthogonal matrices (L, D, D); default identity.
     """
+    if network.w_hidden.ndim != 2:
+        raise ValueError(
+            f"`network` must be one network, got `w_hidden` of shape {network.w_hidden.shape}. Use "
+            "`jax.vmap` for more."
+        )
     if permutations is not None:
         network = fold(network, permutations)
     return _pair_losses(network)

@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
-from ._network import is_concrete
+from .._checks import is_concrete, is_integer, require_integer, require_size
 
 MaskLike = Shaped[Array | np.ndarray, "..."]
 
@@ -27,6 +27,7 @@ def as_mask(mask: MaskLike, n_languages: int | None = None) -> Bool[Array, "outp
     n_languages
         The number of languages it must have, when known.
     """
+    mask = as_array("mask", mask)
     if mask.ndim != 2 or mask.shape[0] != mask.shape[1] or mask.shape[0] < 1:
         raise ValueError(f"`mask` must be square, (languages, languages), got shape {mask.shape}.")
     if n_languages is not None and mask.shape[0] != n_languages:
@@ -35,11 +36,21 @@ def as_mask(mask: MaskLike, n_languages: int | None = None) -> Bool[Array, "outp
             f"{(n_languages, n_languages)}."
         )
     if is_concrete(mask):
-        _check_values(np.asarray(mask), "mask")
+        check_values(np.asarray(mask), "mask")
     return jnp.asarray(mask).astype(bool)
 
 
-def _check_values(values: np.ndarray, name: str) -> None:
+def as_array(name: str, mask: object) -> Array | np.ndarray:
+    """``mask`` with a shape, from nested lists too."""
+    if isinstance(mask, Array | np.ndarray):
+        return mask
+    try:
+        return np.asarray(mask, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be an array of 0 and 1, got {type(mask).__name__}.") from None
+
+
+def check_values(values: np.ndarray, name: str) -> None:
     strange = values[(values != 0) & (values != 1)]
     if strange.size:
         raise ValueError(f"`{name}` must hold only 0 and 1 (or booleans), got {strange[0]!r}.")
@@ -79,8 +90,7 @@ def warn_about(masks: Bool[np.ndarray, "batch languages languages"]) -> None:
     if few.any():
         warnings.warn(
             f"Fewer than 2L - 1 = {2 * languages - 1} pairs are trained in {which(few)}: the languages are "
-            f"not "
-            "connected, and pairs across components cannot be learnt.",
+            "not connected, and pairs across components cannot be learnt.",
             MaskWarning,
             stacklevel=4,
         )
@@ -92,11 +102,6 @@ def _pair_ranks(n_languages: int, diagonal: bool, key: PRNGKeyArray) -> Int[Arra
     if diagonal:
         draw = draw - jnp.eye(n_languages)
     return jnp.argsort(jnp.argsort(draw.ravel())).reshape(draw.shape)
-
-
-def _check_languages(n_languages: int) -> None:
-    if n_languages < 1:
-        raise ValueError(f"`n_languages` must be at least 1, got {n_languages}.")
 
 
 def nested_mask(
@@ -115,8 +120,10 @@ def nested_mask(
     key
         Key of the order.
     """
-    _check_languages(n_languages)
+    require_size("n_languages", n_languages)
     low = n_languages if diagonal else 1
+    if not jnp.issubdtype(jnp.result_type(n_pairs), jnp.integer):
+        raise ValueError(f"`n_pairs` must be an integer, got {n_pairs}.")
     if is_concrete(n_pairs) and not low <= n_pairs <= n_languages**2:
         raise ValueError(
             f"`n_pairs` must be in [{low}, {n_languages**2}] for {n_languages} languages"
@@ -132,7 +139,7 @@ def nested_masks(
 
     From ``L`` pairs (one with ``diagonal=False``) to ``L**2 - 1``.
     """
-    _check_languages(n_languages)
+    require_size("n_languages", n_languages)
     low = n_languages if diagonal else 1
     counts = jnp.arange(low, n_languages**2)
     return _pair_ranks(n_languages, diagonal, key)[None] < counts[:, None, None]
@@ -145,7 +152,7 @@ def bernoulli_mask(
 
     ``diagonal=True`` then adds the diagonal.
     """
-    _check_languages(n_languages)
+    require_size("n_languages", n_languages)
     if is_concrete(p) and not 0 <= p <= 1:
         raise ValueError(f"`p` must be in [0, 1], got {p}.")
     mask = jr.uniform(key, (n_languages, n_languages)) < p
@@ -160,14 +167,15 @@ def circulant_mask(
     The bipartite graph has ``gcd(L, differences of offsets)`` components: every width of two and more is
     connected, a shifted identity is not.
     """
-    _check_languages(n_languages)
+    require_size("n_languages", n_languages)
     if (width is None) == (offsets is None):
         raise ValueError(f"Give either `width` or `offsets`, got width = {width} and offsets = {offsets}.")
     if offsets is None:
         assert width is not None
-        if not 1 <= width <= n_languages:
-            raise ValueError(f"`width` must be in [1, {n_languages}], got {width}.")
+        require_integer("width", width, 1, n_languages)
         offsets = range(width)
+    if not all(is_integer(offset) for offset in offsets):
+        raise ValueError(f"`offsets` must be integers, got {list(offsets)}.")
     shifts = [int(s) % n_languages for s in offsets]
     if not shifts or len(set(shifts)) < len(shifts):
         raise ValueError(

@@ -7,18 +7,14 @@ import functools
 
 import equinox as eqx
 import jax
-import jax.core
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from .._checks import is_concrete, require_sizes
+
 Permutations = Int[Array | np.ndarray, "..."] | Float[Array | np.ndarray, "..."]
-
-
-def is_concrete(*arrays: object) -> bool:
-    """Whether values can be looked at: inside ``jit`` and ``vmap`` they cannot."""
-    return not any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 class Network(eqx.Module):
@@ -61,8 +57,7 @@ class Network(eqx.Module):
             if arrays[name].shape != shape:
                 raise ValueError(
                     f"`{name}` must have shape {shape} to match `w_in` of shape {w_in.shape} (languages, "
-                    f"hidden, "
-                    f"words), got {arrays[name].shape}."
+                    f"hidden, words), got {arrays[name].shape}."
                 )
         if min(languages, hidden, words) < 1:
             raise ValueError(f"`w_in` must have at least one of each, got shape {w_in.shape}.")
@@ -92,12 +87,6 @@ class Network(eqx.Module):
         return jax.tree.map(lambda w: w.astype(dtype), self)
 
 
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {size}.")
-
-
 def initialize(
     n_languages: int,
     n_words: int,
@@ -122,7 +111,7 @@ def initialize(
     key
         Key of the draw.
     """
-    _check_sizes(n_languages=n_languages, n_words=n_words, n_hidden=n_hidden)
+    require_sizes(n_languages=n_languages, n_words=n_words, n_hidden=n_hidden)
     if is_concrete(scale) and not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"`scale` must be positive and finite, got {scale}.")
     if convention not in ("std", "fan_in"):
@@ -187,9 +176,8 @@ def permutation_matrices(
                 )
         return jnp.asarray(permutations)
     raise ValueError(
-        f"`permutations` must be integers (languages, words) or matrices (languages, words, words), got "
-        f"shape "
-        f"{permutations.shape} and dtype {permutations.dtype}."
+        "`permutations` must be integers (languages, words) or matrices (languages, words, words), got "
+        f"shape {permutations.shape} and dtype {permutations.dtype}."
     )
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from .._checks import require_size
 from ._connectivity import components, connectivity
 from ._masks import MaskLike, as_mask
 
@@ -64,8 +65,7 @@ def final_singular_value(n_languages: int) -> float:
 
     For :math:`\sigma \to 0` on a connected mask: of ``w_hidden``, and of the stacked ``w_out`` and ``w_in``.
     """
-    if n_languages < 1:
-        raise ValueError(f"`n_languages` must be at least 1, got {n_languages}.")
+    require_size("n_languages", n_languages)
     return n_languages ** (1 / 3)
 
 
@@ -83,6 +83,7 @@ def final_hessian_eigenvalues(mask: MaskLike, n_words: int) -> Float[Array, " pa
     n_words
         Number of words ``D``.
     """
+    require_size("n_words", n_words)
     mask = as_mask(mask)
     languages = mask.shape[0]
     output, input_ = jnp.nonzero(mask)
@@ -97,6 +98,7 @@ def final_hessian_eigenvalues(mask: MaskLike, n_words: int) -> Float[Array, " pa
 
 def final_rate(mask: MaskLike, n_words: int) -> Float[Array, ""]:
     r"""Rate at which the training loss falls at last, :math:`2L^{1/3}\lambda_2/(DT)`, from small weights."""
+    require_size("n_words", n_words)
     mask = as_mask(mask)
     graph = connectivity(mask)
     slow = graph.algebraic_connectivity
@@ -116,8 +118,7 @@ def bernoulli_spectrum(n_languages: int, p: float) -> BernoulliSpectrum:
     Erratum: the note's edge lacks the factor :math:`\sqrt n`, and for square masks the bulk is a quarter
     circle.
     """
-    if n_languages < 1:
-        raise ValueError(f"`n_languages` must be at least 1, got {n_languages}.")
+    require_size("n_languages", n_languages)
     if not 0 <= p <= 1:
         raise ValueError(f"`p` must be in [0, 1], got {p}.")
     return BernoulliSpectrum(outlier=p * n_languages + 1 - p, edge=2 * (n_languages * p * (1 - p)) ** 0.5)

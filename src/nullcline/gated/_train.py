@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from ._flow import check_limits, check_masks, default_batch, flow, only, status_names
 from ._loss import Losses, gram_value_and_gradient, pair_losses, split_losses
-from ._masks import MaskLike
+from ._masks import MaskLike, as_mask
 from ._network import Network, Permutations, fold, unfold
 
 
@@ -129,9 +129,8 @@ def _check_weights(networks: Network, tolerance: float) -> None:
     if tolerance <= floor:
         raise ValueError(
             f"`tolerance` = {tolerance} cannot be reached: with {hidden} hidden units and {words} words "
-            f"every "
-            f"translation has rank at most {hidden}, and the loss stays above (D - H) / (2 D) = {floor:.4g}. "
-            "Use more hidden units or a larger tolerance."
+            f"every translation has rank at most {hidden}, and the loss stays above (D - H) / (2 D) = "
+            f"{floor:.4g}. Use more hidden units or a larger tolerance."
         )
     for name in ("w_in", "w_hidden", "w_out"):
         if not bool(jnp.isfinite(getattr(networks, name)).all()):
@@ -190,8 +189,7 @@ def train_batch(
     if networks.w_in.ndim != 4:
         raise ValueError(
             f"`networks` must have exactly one leading axis of runs, got `w_in` of shape "
-            f"{networks.w_in.shape}. "
-            "Use `train` for one network."
+            f"{networks.w_in.shape}. Use `train` for one network."
         )
     runs, languages = networks.w_in.shape[:2]
     check_limits(runs, tolerance, rtol, max_evaluations, max_time, times, batch_size)
@@ -246,14 +244,9 @@ def train(
     if network.w_in.ndim != 3:
         raise ValueError(
             f"`network` must be a single network, got `w_in` of shape {network.w_in.shape}. Use "
-            f"`train_batch`."
+            "`train_batch`."
         )
-    if mask.shape != (network.n_languages,) * 2:
-        raise ValueError(
-            f"`mask` must have shape {(network.n_languages,) * 2} (outputs, inputs) to match the network, "
-            f"got "
-            f"{mask.shape}."
-        )
+    mask = as_mask(mask, network.n_languages)
     run = train_batch(
         jax.tree.map(lambda w: w[None], network),
         mask,

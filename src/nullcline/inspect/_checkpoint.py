@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from nullcline.operators._torch_layers import recognize
+from nullcline.operators._torch_layers import UNSUPPORTED, recognize
 
 _WEIGHT = re.compile(r"(?P<prefix>(?:.*\.)?)(?P<name>(?:weight|bias)_(?:ih|hh))(?P<layer>_l\d+)?")
-_UNKNOWN = re.compile(r"(?:.*\.)?(?:(?:weight|bias)_(?:ih|hh)_l\d+_reverse|weight_hr_l\d+(?:_reverse)?)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ def read_network(path: Path | str, prefix: str | None = None) -> Network:
     """
     path = Path(path)
     arrays = _read(path)
-    unknown = sorted(name for name in arrays if _UNKNOWN.fullmatch(name))
+    unknown = sorted(name for name in arrays if UNSUPPORTED.fullmatch(name.rpartition(".")[2]))
     found: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
         match = _WEIGHT.fullmatch(name)
@@ -142,12 +141,15 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        # The first sentence alone: what follows is advice on how to load the file after all.
-        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is no whole file of `torch.save`: it is cut short, or another kind of archive (an .npz, "
+            f"say). Save `model.state_dict()` again. ({_reason(error)})"
+        ) from None
+    except (pickle.UnpicklingError, ValueError) as error:
         raise ValueError(
             f"{path} is not a PyTorch file of tensors alone, and nothing else is ever loaded. Save "
-            f"`model.state_dict()`, not the model. ({reason})"
+            f"`model.state_dict()`, not the model. ({_reason(error)})"
         ) from None
     found: dict[str, np.ndarray] = {}
 
@@ -160,6 +162,11 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
 
     walk(content, "")
     return found
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence alone: what follows is advice on how to load the file after all."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def _array(path: Path, name: str, value: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nullcline import operators
+from nullcline.measures import effective_rank, participation_ratio
 
 from ._checkpoint import Network
 
@@ -170,18 +171,13 @@ def _change(before: Network, after: Network) -> "xr.Dataset":
 
 
 def _count(values: np.ndarray) -> int:
-    """Effective rank from squared singular values; zero for no change at all."""
-    squares = np.sort(values)[::-1] ** 2
-    if not squares.sum() > 0:
-        return 0
-    return int(np.sum(np.cumsum(squares) / squares.sum() < FRACTION - 1e-12)) + 1
+    return int(effective_rank(values, fraction=FRACTION, power=2))
 
 
 def _activity(flow: operators.Flow, say: Callable, methods: dict[str, str]) -> Variables:
     rows = np.asarray(flow.states).reshape(-1, flow.states.shape[2])
     variances = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False) ** 2 / len(rows)
-    total = variances.sum()
-    ratio = total**2 / np.sum(variances**2) if total > 0 else 0.0
+    ratio = participation_ratio(variances)
     return {
         "variances": (("component",), variances, "variances of the principal components"),
         "activity_components": (
@@ -200,7 +196,7 @@ def _kernel(flow: operators.Flow, say: Callable, methods: dict[str, str]) -> Var
     values = np.asarray(kernel.values)
     ranks = [float(operators.effective_rank(kernel, FRACTION, power).rank) for power in (1, 2)]
     methods["kernel_method"] = kernel.method
-    ratio = values.sum() ** 2 / np.sum(values**2)
+    ratio = participation_ratio(values)
     return {
         "kernel_values": (("kernel_mode",), values, "eigenvalues of K over trials and times"),
         "kernel_rank": (("power",), np.array(ranks), "effective rank of K over trials and times"),

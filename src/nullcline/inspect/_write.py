@@ -6,6 +6,9 @@ import html
 import io
 import json
 import math
+import os
+import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,14 +67,8 @@ def inspect(
 
     check_folder(out)
     old, new = read_network(before, prefix), read_network(after, prefix)
-    data = compare(
-        old,
-        new,
-        read_inputs(inputs, old, is_time_first=is_time_first),
-        nonlinearity=nonlinearity,
-        trials=trials,
-        say=say,
-    )
+    x = read_inputs(inputs, old, is_time_first=is_time_first)
+    data = compare(old, new, x, nonlinearity=nonlinearity, trials=trials, say=say)
     data.attrs |= {
         "inputs_file": str(inputs),
         "nullcline": nullcline.__version__,
@@ -82,13 +79,21 @@ def inspect(
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds anything but an earlier report."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: {out} is a file; give a folder.")
-    others = sorted(path.name for path in out.iterdir() if path.name not in FILES) if out.is_dir() else []
+    """Refuse a folder that holds anything but an earlier report, or that cannot be made or written to."""
+    existing = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"--out: {existing} is a file; give a folder.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--out: {existing} cannot be written to; give another folder.")
+    others = sorted(path.name for path in out.iterdir() if not _is_ours(path.name)) if out.is_dir() else []
     if others:
         few = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise ValueError(f"--out: {out} holds other things ({few}); give a new or empty folder.")
+
+
+def _is_ours(name: str) -> bool:
+    # A writer that was killed leaves a part, named after its file.
+    return re.sub(r"(\.[0-9a-f]{32})?\.part$", "", name) in FILES
 
 
 def write(data: "xr.Dataset", figures: "dict[str, Figure]", out: Path) -> Path:
@@ -105,9 +110,10 @@ def write(data: "xr.Dataset", figures: "dict[str, Figure]", out: Path) -> Path:
                 write_whole(out / f"{name}.{kind}", buffer.getvalue())
                 if kind == "png":
                     pictures[name] = buffer.getvalue()
-    part = out / "data.nc.part"
-    data.to_netcdf(part, engine="h5netcdf")
-    part.replace(out / "data.nc")
+    with tempfile.TemporaryDirectory() as folder:
+        spectra = Path(folder) / "data.nc"
+        data.to_netcdf(spectra, engine="h5netcdf")
+        write_whole(out / "data.nc", spectra.read_bytes())
     write_whole(out / "numbers.json", json.dumps(numbers(data), indent=1).encode())
     report = out / "report.html"
     write_whole(report, page(data, pictures).encode())

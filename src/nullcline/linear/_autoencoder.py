@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._checks import as_float, coarser, is_concrete, require_positive, require_times
 from .._precision import full_precision
-from ._checks import as_float, coarser, is_concrete, require_positive, require_times
 from ._exact import balance_tolerance, check_fit
 from ._modes import Modes, evolve
 from ._network import Network

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from ._checks import require_size
+from .._checks import require_size
 
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ._checks import require_positive, require_size, require_times
+from .._checks import require_positive, require_size, require_times
 from ._modes import check_modes
 
 # While |s / u| is below 1/8 or above 8, this many terms of a geometric series reach rounding.

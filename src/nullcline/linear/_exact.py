@@ -11,11 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .._order import after
-from .._precision import full_precision
-from ._basis import rounding_floor, task_basis
-from ._charts import factors, leading_factors, make_chart, scales_at
-from ._checks import (
+from .._checks import (
     are_sorted,
     as_float,
     is_concrete,
@@ -24,6 +20,10 @@ from ._checks import (
     require_scalar,
     require_times,
 )
+from .._order import after
+from .._precision import full_precision
+from ._basis import rounding_floor, task_basis
+from ._charts import factors, leading_factors, make_chart, scales_at
 from ._network import Network, balance, balance_residual, fit_balance, largest_square
 from ._task import Task, isotropy_tolerance, require_task
 from ._trajectory import BAD_TIMES, FAILED, NOT_WHITE, OK, UNBALANCED, Trajectory

@@ -8,10 +8,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .._order import after
-from .._precision import full_precision
-from ._balance_tables import check_scheme
-from ._checks import (
+from .._checks import (
     as_float,
     is_concrete,
     require_finite,
@@ -20,6 +17,9 @@ from ._checks import (
     require_scalar,
     require_size,
 )
+from .._order import after
+from .._precision import full_precision
+from ._balance_tables import check_scheme
 from ._network import Network
 from ._task import Task, require_task
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._precision import full_precision
-from ._checks import (
+from .._checks import (
     as_float,
     coarser,
     is_concrete,
@@ -19,6 +18,7 @@ from ._checks import (
     require_size,
     require_times,
 )
+from .._precision import full_precision
 from ._exact import balance_tolerance, check_fit, exact_flow, on_span
 from ._network import Network, balance_distance, balance_residual
 from ._task import Task, require_task

@@ -9,8 +9,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._checks import as_float, require_finite, require_positive, require_times
 from .._precision import full_precision
-from ._checks import as_float, require_finite, require_positive, require_times
 from ._exact import check_fit, exact_flow
 from ._network import Network
 from ._shallow import function_loss

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import as_float, is_concrete, require_finite, require_positive, require_times
+from .._checks import as_float, is_concrete, require_finite, require_positive, require_times
 from ._init import balanced_strengths
 
 

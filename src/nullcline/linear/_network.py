@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._checks import as_float, require_finite, require_matrix
 from .._precision import full_precision
-from ._checks import as_float, require_finite, require_matrix
 
 
 class Network(eqx.Module):

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .._checks import require_positive, require_size
 from .._precision import full_precision
-from ._checks import require_positive, require_size
 from ._exact import check_fit
 from ._network import Network, balance_distance, fitted_lambda
 from ._task import Task

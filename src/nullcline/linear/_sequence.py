@@ -11,8 +11,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from .._checks import is_concrete, require_integer, require_positive
 from .._precision import full_precision
-from ._checks import is_concrete, require_positive, require_size
 from ._exact import balance_tolerance, check_fit, exact_flow, on_span, read_balance
 from ._network import Network
 from ._shallow import function_loss
@@ -219,9 +219,7 @@ def exact_sequence(
         )
     for duration in durations:
         require_positive("durations", duration)
-    require_size("points", points)
-    if points < 2:
-        raise ValueError("`points` must be at least 2: the start and the end of a stage.")
+    require_integer("points", points, 2)
     stages, lam, tolerance = [], None, None
     for index, (task, duration) in enumerate(zip(tasks, durations, strict=True)):
         is_lost = _check_unseen(network, tasks, index)

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._checks import as_float, require_finite, require_positive, require_times
 from .._precision import full_precision
-from ._checks import as_float, require_finite, require_positive, require_times
 from ._modes import saturation
 from ._task import Task, require_task
 

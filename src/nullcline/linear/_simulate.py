@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._checks import are_sorted, is_concrete, require_positive, require_size, require_times
 from .._precision import full_precision
-from ._checks import are_sorted, is_concrete, require_positive, require_size, require_times
 from ._exact import check_fit
 from ._network import Network
 from ._task import Task

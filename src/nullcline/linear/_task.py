@@ -9,8 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from .._precision import full_precision
-from ._checks import (
+from .._checks import (
     as_float,
     is_concrete,
     require_finite,
@@ -19,6 +18,7 @@ from ._checks import (
     require_nonnegative,
     require_size,
 )
+from .._precision import full_precision
 
 _HIERARCHY = (
     (1, 1, 1, 0, 1, 0, 0, 0),

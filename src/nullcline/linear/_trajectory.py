@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._checks import is_concrete
 from .._precision import full_precision
-from ._checks import is_concrete
 from ._network import Network
 
 STATUS = {

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._checks import is_concrete, require_positive, require_size, require_times
 from .._precision import full_precision
 from ..measures import largest
-from ._checks import is_concrete, require_positive, require_size, require_times
 from ._exact import check_fit, exact_flow
 from ._network import Network
 from ._task import Task

@@ -7,8 +7,10 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._checks import as_float, is_concrete, require_finite, require_integer
+from ..measures import effective_rank
 from ._flow import Flow
-from ._operator import DENSE_LIMIT, AbstractOperator, is_concrete
+from ._operator import DENSE_LIMIT, AbstractOperator
 from ._rank import Estimate
 from ._spectrum import spectrum
 
@@ -99,8 +101,7 @@ def operator_misdirection(
         p, k = np.asarray(P.whitened()), np.asarray(K.whitened())
         ours, free = p @ k @ p.T, p @ p.T
         return Estimate(jnp.asarray(np.sum(ours * free) / np.linalg.norm(ours) / np.linalg.norm(free)), zero)
-    if probes < 2:
-        raise ValueError(f"`probes` must be at least 2, got {probes}.")
+    require_integer("probes", probes, 2)
     samples = np.asarray(_probe(flow, jr.split(jr.key(0) if key is None else key, probes)), np.float64)
     whole = _cosine(samples)
     left = np.array([_cosine(np.delete(samples, i, axis=0)) for i in range(probes)])
@@ -129,11 +130,12 @@ def _probe(flow: Flow, keys: Array) -> Array:
 
 def activity_dimension(states: Float[Array, "batch time hidden"], fraction: int | float = 0.95) -> int:
     """Number of principal components over all trials and times that hold a share of the variance."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"`fraction` must be in (0, 1], got {fraction}.")
+    states = as_float("states", states)
+    if states.ndim != 3 or states.size == 0:
+        raise ValueError(f"`states` must have shape (batch, time, hidden), none empty, got {states.shape}.")
+    require_finite("states", states)
     rows = np.asarray(states, np.float64).reshape(-1, states.shape[2])
-    variances = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False) ** 2
-    if not variances.sum() > 0:
+    deviations = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)
+    if not deviations.max() > 0:
         raise ValueError("`states` do not vary: their dimension is not defined.")
-    share = np.cumsum(variances) / variances.sum()
-    return int(np.sum(share < fraction - 1e-12)) + 1
+    return int(effective_rank(jnp.asarray(deviations), fraction=fraction, power=2))

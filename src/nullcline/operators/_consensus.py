@@ -12,6 +12,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._checks import require_integer
 from . import _kernels
 from ._operator import DENSE_LIMIT, AbstractOperator, check_finite, square_root, whitened_mv
 from ._parameter import ParameterOperator
@@ -68,8 +69,7 @@ class Consensus(eqx.Module):
     def modes(self, k: int) -> Float[Array, "k kept"]:
         """The first k modes, as unit vectors on the kept axes."""
         size = self.matrix.shape[0]
-        if not 1 <= k <= size:
-            raise ValueError(f"`k` must be from 1 to {size}, got {k}.")
+        require_integer("k", k, 1, size)
         if self.kind == "duplicate" and not self.has_eigenvalues:
             return jnp.linalg.svd(self.matrix)[0][:, :k].T
         return jnp.linalg.eigh(self.matrix)[1][:, ::-1][:, :k].T
@@ -88,8 +88,7 @@ class Consensus(eqx.Module):
         whole = self.factor if self.whole is None else self.whole
         assert whole is not None
         size = len(whole)
-        if not 1 <= k <= size:
-            raise ValueError(f"`k` must be from 1 to {size}, got {k}.")
+        require_integer("k", k, 1, size)
         if self.kind == "duplicate" and not self.has_eigenvalues:
             raise ValueError("`top` needs a positive semi-definite consensus; use `values` for a duplicate.")
         if tolerance is None:
@@ -226,8 +225,7 @@ def consensus(
             return result("recursion", _hidden_recursion(operator))
         if keep == ("time",) and batch * time**2 * 6.0 * size**3 <= _EXACT_FLOPS:
             return result("recursion", _time_recursion(operator))
-    if probes < 2:
-        raise ValueError(f"`probes` must be at least 2, got {probes}.")
+    require_integer("probes", probes, 2)
     mean, error = _probe(operator, over, kind, jr.split(jr.key(0) if key is None else key, probes))
     return result("probes", mean, error=error)
 

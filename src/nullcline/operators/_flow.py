@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
+from .._checks import is_concrete
 from ._linearization import Slopes, slopes, tangent_step
 from ._model import Model, as_model, check_cell
-from ._operator import AbstractOperator, Product, Space, is_concrete
+from ._operator import AbstractOperator, Product, Space
 from ._parameter import OutputTangent, ParameterOperator, ParameterTangent, gram, parameter_operator
 from ._propagator import InitialTangent, Propagator
 
@@ -163,9 +164,12 @@ class Flow(eqx.Module):
         error = self.error(targets, mask, scale=scale)
         return -(self.propagator @ self.parameter_operator @ self.propagator.T @ error)
 
-    def take(self, trials: Array) -> "Flow":
-        """The same model on some of the trials, whose weights are kept as they are."""
-        trials = jnp.asarray(trials)
+    def take(self, trials: Any) -> "Flow":
+        """The same model on some of the trials, whose weights are kept as they are.
+
+        ``trials`` are indices or a boolean mask, as in :func:`restrict`.
+        """
+        trials = jnp.asarray(_check_trials("trials", trials, self) if is_concrete(trials) else trials)
         whole = jnp.arange(self.states.shape[0]) if self.trials is None else self.trials
         some = dataclasses.replace(
             self,
@@ -208,8 +212,7 @@ class Flow(eqx.Module):
         if not self.model.has_readout:
             raise ValueError(
                 f"{what} needs a readout, and this model has none. Give the cell a method `readout(state)`, "
-                "or pass "
-                "`readout=(C, c)` to `linearize`."
+                "or pass `readout=(C, c)` to `linearize`."
             )
 
     @property
@@ -470,8 +473,8 @@ def restrict(operator: AbstractOperator, trials_i: Any, trials_j: Any = None) ->
         flow = operator.left.flow
         i, j = (_check_trials(name, t, flow) for name, t in (("trials_i", trials_i), ("trials_j", trials_j)))
         is_block = not np.array_equal(i, j)
-        left = ParameterTangent(flow.take(jnp.asarray(i)), operator.left.names)
-        right = ParameterTangent(flow.take(jnp.asarray(j)), operator.left.names) if is_block else left
+        left = ParameterTangent(flow.take(i), operator.left.names)
+        right = ParameterTangent(flow.take(j), operator.left.names) if is_block else left
         return ParameterOperator(left, right, operator.scale, is_block)
     if isinstance(operator, Propagator):
         i, j = (
@@ -482,7 +485,7 @@ def restrict(operator: AbstractOperator, trials_i: Any, trials_j: Any = None) ->
             raise ValueError(
                 "P never mixes trials: only its diagonal blocks, `trials_i` equal to `trials_j`, exist."
             )
-        return Propagator(operator.flow.take(jnp.asarray(i)), operator.is_inverse)
+        return Propagator(operator.flow.take(i), operator.is_inverse)
     raise ValueError(
         f"`restrict` takes K, one of its terms, or P, got {type(operator).__name__}. Restrict the factors "
         "of a product."

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ._operator import is_concrete
+from .._checks import is_concrete
 from ._structure import Layout, Members, UnitStructure, unit_structure
 from ._symmetric import eigenvalues, gram_of_smaller_side, is_on_host
 

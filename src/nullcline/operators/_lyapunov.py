@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._checks import is_concrete, require_integer
 from ._consensus import push
 from ._flow import Flow
-from ._operator import is_concrete
 
 _MATRIX_LIMIT = 10**8
 """Most numbers in a stack of transition matrices."""
@@ -43,12 +43,8 @@ def lyapunov(
     """
     _, time, size = flow.states.shape
     count = size if count is None else count
-    if not 1 <= count <= size:
-        raise ValueError(f"`count` must be from 1 to the state size {size}, got {count}.")
-    if not 0 <= warmup < time:
-        raise ValueError(
-            f"`warmup` must be from 0 to {time - 1}, less than the number of steps, got {warmup}."
-        )
+    require_integer("count", count, 1, size, "the state size")
+    require_integer("warmup", warmup, 0, time - 1, "less than the number of steps")
     if not dt > 0:
         raise ValueError(f"`dt` must be positive, got {dt}.")
     return _lyapunov(flow, count, warmup) / dt
@@ -240,7 +236,6 @@ def volterra_form(flow: Flow) -> VolterraForm:
 
 def volterra_singular_values(time: int) -> Float[Array, " time"]:
     r"""Singular values :math:`1/(2 \sin((2j - 1) \pi / (4T + 2)))`, j = 1..T, of a running sum."""
-    if time < 1:
-        raise ValueError(f"`time` must be at least 1, got {time}.")
+    require_integer("time", time, 1)
     j = jnp.arange(1, time + 1, dtype=float)
     return 1 / (2 * jnp.sin((2 * j - 1) * jnp.pi / (4 * time + 2)))

@@ -14,16 +14,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float
+
+from .._checks import is_concrete
 
 DENSE_LIMIT = 5000
 """Largest side of a matrix that is formed without being asked for."""
-
-
-def is_concrete(*arrays: Any) -> bool:
-    """Whether the values can be looked at now (nothing is being traced)."""
-    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arrays))
 
 
 def check_values(operator: "AbstractOperator", name: str) -> None:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ._operator import AbstractOperator, Product, Space, compose, is_concrete
+from .._checks import is_concrete
+from ._operator import AbstractOperator, Product, Space, compose
 
 if TYPE_CHECKING:
     from ._flow import Flow

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._checks import require_integer
 from . import _kernels
 from ._consensus import Consensus
 from ._krylov import expand
@@ -175,8 +176,8 @@ def _count(
 def _quadrature(
     operator: AbstractOperator, fraction: int | float, power: int | float, probes: int, steps: int, key: Any
 ) -> EffectiveRank:
-    if probes < 2 or steps < 2:
-        raise ValueError(f"An error bar needs at least 2 probes and 2 steps, got {probes} and {steps}.")
+    require_integer("probes", probes, 2)
+    require_integer("steps", steps, 2)
     size = operator.out_space.size
     exponent = power if operator.is_psd else power / 2  # of eigenvalues of the squared operator
     nodes, shares = [], []
@@ -271,6 +272,7 @@ def total_variance(
     whole = whole_spectrum(operator)
     if whole is not None:
         return Estimate(jnp.sum(whole.values**power), zero)
+    require_integer("probes", probes, 2)
     samples = _hutchinson(operator, power == 1, jr.split(jr.key(0) if key is None else key, probes))
     return Estimate(jnp.mean(samples), jnp.std(samples, ddof=1) / np.sqrt(probes))
 

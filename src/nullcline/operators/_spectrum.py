@@ -9,6 +9,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from .._checks import require_integer
+from ..measures import participation_ratio
 from . import _kernels
 from ._krylov import Krylov, TrialKrylov, expand, expand_trials, start_block
 from ._operator import (
@@ -83,7 +85,7 @@ class Spectrum(eqx.Module):
                 "values. Call `spectrum` without `k`."
             )
         v = self.values if self.kind == "eigenvalues" else self.values**2
-        return jnp.sum(v) ** 2 / jnp.sum(v**2)
+        return participation_ratio(v)
 
 
 def spectrum(
@@ -127,8 +129,8 @@ def spectrum(
     dimension = min(space.size, operator.in_space.size)
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {METHODS}, got {method!r}.")
-    if k is not None and not 1 <= k <= dimension:
-        raise ValueError(f"`k` must be from 1 to the dimension {dimension}, got {k}.")
+    if k is not None:
+        require_integer("k", k, 1, dimension, "the dimension")
     with_modes = k is not None if with_modes is None else with_modes
     if with_modes and k is None:
         raise ValueError(

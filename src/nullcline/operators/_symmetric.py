@@ -12,7 +12,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Array
 
-from ._operator import is_concrete
+from .._checks import is_concrete
 
 
 def is_on_host(array: Any) -> bool:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._checks import is_concrete
 from ._flow import Flow
-from ._operator import is_concrete
 
 
 class Interference(eqx.Module):

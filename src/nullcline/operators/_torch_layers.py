@@ -21,6 +21,8 @@ GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 """Blocks of rows in the weights of each kind of layer."""
 NONLINEARITIES = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 _NAME = re.compile(r"(weight|bias)_(ih|hh)_l(\d+)")
+UNSUPPORTED = re.compile(r"(?:weight|bias)_(?:ih|hh)_l\d+_reverse|weight_hr_l\d+(?:_reverse)?")
+"""Names of a bidirectional layer, or one with ``proj_size``, which no single step leads through."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,14 @@ def from_state_dict(
         for name, value in state.items()
         if name.startswith(prefix) and _NAME.fullmatch(name.removeprefix(prefix))
     }
+    wrong = sorted(
+        name for name in state if name.startswith(prefix) and UNSUPPORTED.fullmatch(name.removeprefix(prefix))
+    )
+    if wrong:
+        raise ValueError(
+            f"`state` holds {wrong[0]} and {len(wrong) - 1} more of a bidirectional layer or one with "
+            "`proj_size`, which no step leads through: only forward RNNs, GRUs and LSTMs are taken."
+        )
     kind, hidden, layers = recognize(params, prefix)
     if nonlinearity not in NONLINEARITIES:
         raise ValueError(f"`nonlinearity` must be 'tanh' or 'relu', got {nonlinearity!r}.")

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray
 
-from ._cells import check_dt, check_sizes
+from .._checks import require_sizes
+from ._cells import check_dt
 from ._trials import AbstractTask, Trials
 
 
@@ -128,7 +129,7 @@ class FourTasks(AbstractTask):
 
     def __check_init__(self):
         _check_angles(self.period, self.noise, self.angles, self.dt)
-        check_sizes(context=self.context)
+        require_sizes(context=self.context)
         if self.is_balanced and self.angles is None:
             raise ValueError("`is_balanced` needs a number of `angles`, got None: uniform ones.")
 
@@ -208,7 +209,7 @@ class PulseFlipFlop(AbstractTask):
 
     def __check_init__(self):
         check_dt(self.dt)
-        check_sizes(channels=self.channels, duration=self.duration)
+        require_sizes(channels=self.channels, duration=self.duration)
         if not 0 < self.rate <= 1:
             raise ValueError(f"`rate` must be in (0, 1], got {self.rate}.")
         if self.noise < 0:
@@ -244,11 +245,11 @@ class PulseFlipFlop(AbstractTask):
 
 def _check_angles(period: int, noise: float, angles: int | None, dt: float) -> None:
     check_dt(dt)
-    check_sizes(period=period)
+    require_sizes(period=period)
     if noise < 0:
         raise ValueError(f"`noise` must be nonnegative, got {noise}.")
     if angles is not None:
-        check_sizes(angles=angles)
+        require_sizes(angles=angles)
 
 
 def _draw_angles(

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
+from .._checks import require_sizes
+
 NONLINEARITIES = {"tanh": jnp.tanh, "relu": jax.nn.relu, "linear": lambda x: x}
 
 
@@ -136,13 +138,6 @@ def check_dt(dt: float) -> None:
         raise ValueError(f"`dt` must be in (0, 1], got {dt}.")
 
 
-def check_sizes(**sizes: int) -> None:
-    """Refuse sizes below one."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {size}.")
-
-
 def uniform(
     key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int, dtype: DTypeLike
 ) -> Float[Array, "*shape"]:
@@ -191,7 +186,7 @@ def rate_cell(
     key
         Random key.
     """
-    check_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
+    require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     check_dt(dt)
     if isinstance(g, int | float) and not g >= 0:
         raise ValueError(f"`g` must be nonnegative, got {g}.")

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from ._cells import AbstractCell, check_sizes, uniform
+from .._checks import require_sizes
+from ._cells import AbstractCell, uniform
 
 
 class GRUCell(AbstractCell):
@@ -130,7 +131,7 @@ def lstm_cell(
 
 
 def _gated_weights(gates, n_in, n_hidden, n_out, g, dtype, key) -> tuple[Array, ...]:
-    check_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
+    require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     if isinstance(g, int | float) and not g >= 0:
         raise ValueError(f"`g` must be nonnegative, got {g}.")
     dtype = jnp.zeros((), dtype).dtype

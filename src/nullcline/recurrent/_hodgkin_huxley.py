@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from ._cells import AbstractCell, check_sizes
+from .._checks import require_sizes
+from ._cells import AbstractCell
 
 
 class HodgkinHuxleyCell(AbstractCell):
@@ -112,7 +113,7 @@ def hodgkin_huxley_cell(
     key: PRNGKeyArray,
 ) -> HodgkinHuxleyCell:
     r"""Draw a network: :math:`W_{ij} \sim N(0, g^2/n)`, unit inputs, readout over :math:`\sqrt n`."""
-    check_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
+    require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     if isinstance(g, int | float) and not g >= 0:
         raise ValueError(f"`g` must be nonnegative, got {g}.")
     dtype = jnp.zeros((), dtype).dtype

@@ -11,6 +11,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
+from .._checks import as_float, is_integer, require_integer
 from .._order import after
 from ._cells import AbstractCell
 from ._decompositions import eigenvalues, singular_values, svd
@@ -32,7 +33,8 @@ def epochs_to(losses: Float[Array, "*networks steps"], fraction: float = 0.05) -
     ``losses[k]`` is the loss before update k, so the number is also that of the updates needed.
     """
     check_fraction(fraction)
-    if losses.shape[-1] == 0:
+    losses = as_float("losses", losses)
+    if losses.ndim == 0 or losses.shape[-1] == 0:
         raise ValueError("`losses` has no steps; give at least one.")
     is_below = losses < fraction * losses[..., :1]
     first = jnp.argmax(is_below, axis=-1).astype(losses.dtype)
@@ -48,8 +50,7 @@ def weight_change(initial: AbstractCell, final: AbstractCell) -> Float[Array, "p
 def truncate(matrix: Float[Array, "post pre"], rank: int) -> Float[Array, "post pre"]:
     """Best approximation of a given rank, schuessler2020 (4)."""
     full = min(matrix.shape)
-    if not 0 <= rank <= full:
-        raise ValueError(f"`rank` must be in 0..{full} for a matrix of shape {matrix.shape}, got {rank}.")
+    require_integer("rank", rank, 0, full, f"for a matrix of shape {matrix.shape}")
     u, s, vt = svd(matrix)
     return (u[:, :rank] * s[None, :rank]) @ vt[:rank]
 
@@ -87,8 +88,10 @@ def truncation_losses(
     check_trials(final, trials)
     full = min(final.w.shape)
     ranks = range(min(25, full) + 1) if ranks is None else ranks
-    if len(ranks) == 0 or not all(0 <= rank <= full for rank in ranks):
-        raise ValueError(f"`ranks` must be in 0..{full}, the rank of the change at most, got {list(ranks)}.")
+    if len(ranks) == 0 or not all(is_integer(rank) and 0 <= rank <= full for rank in ranks):
+        raise ValueError(
+            f"`ranks` must be integers in 0..{full}, the rank of the change at most, got {list(ranks)}."
+        )
     return _truncation_losses(initial, final, trials, jnp.asarray(list(ranks)))
 
 
@@ -102,8 +105,7 @@ def functional_rank(
     crossing counts.
     """
     check_fraction(fraction)
-    if max_rank < 0:
-        raise ValueError(f"`max_rank` must be nonnegative, got {max_rank}.")
+    require_integer("max_rank", max_rank, 0)
     losses = truncation_losses(initial, final, trials, range(min(max_rank, *final.w.shape) + 1))
     return epochs_to(losses, fraction)
 

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
-from ._cells import check_dt, check_sizes
+from .._checks import require_sizes
+from ._cells import check_dt
 from ._trials import AbstractTask, Trials, steps_of
 
 
@@ -46,7 +47,7 @@ class FlipFlop(AbstractTask):
 
     def __check_init__(self):
         check_dt(self.dt)
-        check_sizes(channels=self.channels)
+        require_sizes(channels=self.channels)
         time, fixation, _, delay = (
             steps_of(name, getattr(self, name), self.dt)
             for name in ("duration", "fixation", "stimulus", "delay")

@@ -17,7 +17,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
-from ._cells import AbstractCell, RateCell, check_sizes
+from .._checks import require_sizes
+from ._cells import AbstractCell, RateCell
 from ._linear_tasks import Constant, is_short_trial, is_unstable_step
 from ._measures import check_fraction, epochs_to, with_recurrent
 from ._run import trial_outputs
@@ -277,7 +278,7 @@ def _train(
     cell, task, steps, batch_size, optimizer, learning_rate, trainable, snapshot_every, report, resume,
     fraction, key, method,
 ) -> TrainResult:  # fmt: skip
-    check_sizes(steps=steps, batch_size=batch_size)
+    require_sizes(steps=steps, batch_size=batch_size)
     check_fraction(fraction)
     is_many = method is not None
     if learning_rate is None:
@@ -457,10 +458,10 @@ def _descent_rate(
 
 
 def _snapshot_steps(steps: int, every: int | None) -> np.ndarray:
-    check_sizes(steps=steps)
+    require_sizes(steps=steps)
     if every is None:
         return np.array([steps])
-    check_sizes(snapshot_every=every)
+    require_sizes(snapshot_every=every)
     return np.unique(np.append(np.arange(every, steps + 1, every), steps))
 
 
@@ -477,10 +478,10 @@ def _trainable(cell: AbstractCell, names: Sequence[str] | None) -> PyTree:
 
 def _check_resume(state: Checkpoint, form: Checkpoint) -> None:
     def shapes(tree):
-        return jax.tree.structure(tree), [leaf.shape for leaf in jax.tree.leaves(tree)]
+        return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
     if shapes(state) != shapes(form):
         raise ValueError(
-            "`resume` does not belong to this training: cell, optimizer, trainable fields, `steps` and "
-            "`snapshot_every` must be those of the run that wrote the checkpoint."
+            "`resume` does not belong to this training: cell (its precision too), optimizer, trainable "
+            "fields, `steps` and `snapshot_every` must be those of the run that wrote the checkpoint."
         )

@@ -11,7 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from ._cells import AbstractCell, check_sizes
+from .._checks import require_sizes
+from ._cells import AbstractCell
 
 
 class Trials(eqx.Module):
@@ -65,6 +66,11 @@ class AbstractTask(eqx.Module):
     shares: ClassVar[int] = 1
     """Number of equal parts of a batch."""
 
+    def __check_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, int | float | tuple) and not np.all(np.isfinite(value)):
+                raise ValueError(f"`{name}` must be finite, got {value}.")
+
     @property
     @abc.abstractmethod
     def inputs(self) -> int:
@@ -91,7 +97,7 @@ class AbstractTask(eqx.Module):
 
     def check_batch(self, batch: int) -> None:
         """Refuse a number of trials that the task cannot give."""
-        check_sizes(batch=batch)
+        require_sizes(batch=batch)
         if batch % self.shares:
             raise ValueError(f"`batch` must be a multiple of {self.shares}, one share per task, got {batch}.")
 
@@ -149,8 +155,8 @@ def _draw(task: AbstractTask, batch: int, key: PRNGKeyArray, dtype: jnp.dtype) -
 
 def steps_of(name: str, duration: float, dt: float) -> int:
     """Number of steps in a duration, ``int(duration / dt)`` without the rounding error of 0.3 / 0.1."""
-    if not duration >= 0:
-        raise ValueError(f"`{name}` must be nonnegative, got {duration}.")
+    if not 0 <= duration < math.inf:
+        raise ValueError(f"`{name}` must be nonnegative and finite, got {duration}.")
     if 0 < duration < dt * (1 - 1e-9):
         raise ValueError(f"`{name}` is {duration}, shorter than one step, dt = {dt}.")
     return int(duration / dt + 1e-9)

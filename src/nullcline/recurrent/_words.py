@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from .._checks import require_size
+
 Sentence = tuple[int, tuple[str, ...]]
 
 
@@ -100,8 +102,7 @@ def ppmi_vectors(sentences: Sequence[Sentence], *, width: int = 100, window: int
             index.setdefault(token, len(index))
     if not 1 <= width < len(index):
         raise ValueError(f"`width` must be in 1..{len(index) - 1}, below the number of words, got {width}.")
-    if window < 1:
-        raise ValueError(f"`window` must be at least 1, got {window}.")
+    require_size("window", window)
     text = [np.array([index[token] for token in tokens]) for _, tokens in sentences]
     left = [ids[:-gap] for gap in range(1, window + 1) for ids in text if len(ids) > gap]
     right = [ids[gap:] for gap in range(1, window + 1) for ids in text if len(ids) > gap]

@@ -7,9 +7,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
+from ..._checks import is_concrete, require_size
 from .._connectivity import components
 from .._masks import MaskLike, as_mask, warn_if_full
-from .._network import is_concrete
 
 
 class Network(eqx.Module):
@@ -56,8 +56,7 @@ def initialize(
 
     The same key at another scale is the same draw rescaled. Positive weights stay positive.
     """
-    if n_languages < 1:
-        raise ValueError(f"`n_languages` must be at least 1, got {n_languages}.")
+    require_size("n_languages", n_languages)
     if is_concrete(scale) and not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"`scale` must be positive and finite, got {scale}.")
     z = jr.normal(key, (2 * n_languages + 1,))

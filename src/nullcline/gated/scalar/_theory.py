@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from ..._checks import is_concrete, require_integer, require_size, require_times
 from .._masks import MaskLike, as_mask
-from .._network import is_concrete
 from ._elliptic import amplitude, complete, incomplete
 from ._model import Network
 
@@ -78,12 +78,12 @@ def early_flow(simple: Network, mask: MaskLike, times: Float[Array, " times"]) -
     times
         Increasing times before the blow-up at :func:`escape_constant`.
     """
+    times = require_times(times)
     if is_concrete(simple.u, times):
         end = float(escape_constant(simple, mask))
-        if not (np.asarray(times) >= 0).all() or not float(np.max(times)) < end:
+        if not float(times[-1]) < end:
             raise ValueError(
-                f"`times` must be in [0, {end:.6g}), before the linearized flow blows up, got "
-                f"{np.asarray(times)}."
+                f"`times` must be in [0, {end:.6g}), before the linearized flow blows up, got {times[-1]}."
             )
     return _early_flow(simple, as_mask(mask, simple.n_languages), times)
 
@@ -216,6 +216,7 @@ def aligned_flow(
         raise ValueError(
             f"`a`, `s`, `b` must be finite with at most one zero (else nothing moves), got {(a, s, b)}."
         )
+    times = require_times(times)
     start = jnp.stack([jnp.asarray(x, times.dtype) for x in (a, s, b)])
     return _aligned_flow(start, jnp.asarray(rate, times.dtype), times)
 
@@ -288,9 +289,10 @@ def regular_flow(
     -------
     The value ``x`` at each time.
     """
+    require_size("n_languages", n_languages)
+    times = require_times(times)
     top = n_languages ** (1 / 3)
-    if not 1 <= width <= n_languages:
-        raise ValueError(f"`width` must be in [1, {n_languages}], got {width}.")
+    require_integer("width", width, 1, n_languages)
     if is_concrete(start) and not 0 < start < top:
         raise ValueError(f"`start` must be in (0, n^(1/3)) = (0, {top:.6g}), got {start}.")
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from .._flow import check_limits, check_masks, default_batch, flow, only, status_names
-from .._masks import MaskLike
+from .._masks import MaskLike, as_mask
 from ._model import Network
 
 
@@ -153,10 +153,7 @@ def train(
         raise ValueError(
             f"`simple` must be one network, got `u` of shape {simple.u.shape}. Use `train_batch`."
         )
-    if mask.shape != (simple.n_languages,) * 2:
-        raise ValueError(
-            f"`mask` must have shape {(simple.n_languages,) * 2} to match the network, got {mask.shape}."
-        )
+    mask = as_mask(mask, simple.n_languages)
     run = train_batch(
         jax.tree.map(lambda w: w[None], simple),
         mask,

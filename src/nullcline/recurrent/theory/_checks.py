@@ -2,20 +2,16 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float
+
+from ..._checks import is_concrete
 
 Scalar = float | int | Float[Array, ""]
 
 
-def is_traced(*values: object) -> bool:
-    """Whether a value is known only inside a compiled program, so that its size cannot be checked."""
-    return any(isinstance(value, Tracer) for value in values)
-
-
 def require_gain(g: Scalar | Float[Array, "..."]) -> None:
     """Raise unless 0 <= g < 1: at g >= 1 the linear network is unstable and the theory means nothing."""
-    if is_traced(g):
+    if not is_concrete(g):
         return
     smallest, largest = float(np.min(g)), float(np.max(g))
     if not smallest >= 0:
@@ -30,7 +26,7 @@ def require_gain(g: Scalar | Float[Array, "..."]) -> None:
 def require_finite(**values: object) -> None:
     """Raise if a named value is NaN or infinite."""
     for name, value in values.items():
-        if is_traced(value):
+        if not is_concrete(value):
             continue
         array = np.asarray(value)
         count = int(np.sum(~np.isfinite(array)))
@@ -48,7 +44,7 @@ def require_fraction(fraction: float) -> None:
 
 def require_times(taus: Float[Array, "..."], name: str = "taus") -> None:
     """Raise if a learning time is negative or NaN; infinity stands for convergence."""
-    if not is_traced(taus) and not np.all(np.asarray(taus) >= 0):
+    if is_concrete(taus) and not np.all(np.asarray(taus) >= 0):
         raise ValueError(f"`{name}` must be learning times of at least 0, got {np.asarray(taus)}.")
 
 
@@ -83,9 +79,9 @@ def require_network(w0: Float[Array, "n n"], m: Float[Array, " n"], w: Float[Arr
         )
     require_finite(w0=w0, m=m, w=w)
     for name, vector in (("m", m), ("w", w)):
-        if not is_traced(vector) and not np.any(np.asarray(vector)):
+        if is_concrete(vector) and not np.any(np.asarray(vector)):
             raise ValueError(f"`{name}` is zero: the readout is 0 for any weights and cannot be trained.")
-    if is_traced(w0):
+    if not is_concrete(w0):
         return
     matrix = np.asarray(w0, dtype=np.float64)
     if _is_contracting(matrix):
@@ -109,11 +105,5 @@ def checked_target(
 
 def require_ratio(target: Scalar, why: str) -> None:
     """Raise if a target of 0 makes a ratio to the initial loss meaningless."""
-    if not is_traced(target) and float(target) == 0:
+    if is_concrete(target) and float(target) == 0:
         raise ValueError(f"`target` must not be 0: {why}")
-
-
-def require_rank(rank: int) -> None:
-    """Raise unless there is at least one basis vector."""
-    if rank < 1:
-        raise ValueError(f"`rank` must be at least 1, got {rank}; 12 is enough for most networks.")

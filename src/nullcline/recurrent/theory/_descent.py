@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ._checks import Scalar, checked_target, is_traced
+from ..._checks import is_concrete, require_size
+from ._checks import Scalar, checked_target
 from ._flow import reduced_flow
 from ._learning import stable_step
 from ._problem import Reduced
@@ -117,10 +118,9 @@ def descent(
     rank
         Half of the size of the basis, as in :func:`exact_flow`.
     """
-    if not is_traced(step) and not 0 < float(step) < math.inf:
+    if is_concrete(step) and not 0 < float(step) < math.inf:
         raise ValueError(f"`step` must be positive and finite, got {step}.")
-    if steps < 1:
-        raise ValueError(f"`steps` must be at least 1, got {steps}.")
+    require_size("steps", steps)
     target = checked_target(w0, m, w, target)
     step = jnp.asarray(step, target.dtype)
     solution, left, right, flow = reduced_flow(w0, m, w, target, rank)

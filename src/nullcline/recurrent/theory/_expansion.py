@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ..._checks import require_size
 from ._checks import Scalar, require_finite, require_gain, require_network, require_ratio, require_times
 
 Times = float | Float[Array, "*times"]
@@ -197,8 +198,7 @@ def traces(g: float | Float[Array, "*gains"], order: int = 4) -> Traces:
     section S5, are ``n[0] = 1``, ``m[0] = beta``, ``n[1] = beta**2`` and ``m[1] = beta**4``.
     """
     require_gain(g)
-    if order < 1:
-        raise ValueError(f"`order` must be at least 1, got {order}.")
+    require_size("order", order)
     return _traces(jnp.asarray(g, dtype=float) if isinstance(g, float | int) else g, order)
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ._checks import Scalar, checked_target, require_rank, require_times
+from ..._checks import require_size
+from ._checks import Scalar, checked_target, require_times
 from ._measure import checked_quadrature, infinite_width_network
 from ._problem import Full, Reduced, krylov
 from ._solve import Point, Solution, at_tau, solve, solve_twice
@@ -141,7 +142,7 @@ def reduced_flow(
     w0: Array, m: Array, w: Array, target: Array, rank: int
 ) -> tuple[Solution, Array, Array, FlowStatus]:
     """Flow of a checked network in a Krylov basis of twice the rank, with both bases and the status."""
-    require_rank(rank)
+    require_size("rank", rank)
     problem, left, right = krylov(w0, m, w, 2 * rank)
     solution, gap = _solve_checked(problem, target)
     return solution, left, right, _status(solution, gap)

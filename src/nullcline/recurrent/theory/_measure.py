@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import Scalar, is_traced, require_gain
+from ..._checks import is_concrete, require_size
+from ._checks import Scalar, require_gain
 
 _POINTS = 4000
 # Below this the law is a point to rounding: its relative width is of order g, its effect of order g^2.
@@ -106,12 +107,11 @@ def infinite_width_network(
 
 def checked_quadrature(g: Scalar, nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Quadrature of a gain and a number of nodes that were checked first."""
-    if is_traced(g):
+    if not is_concrete(g):
         raise ValueError(
             "`g` must be a number at infinite width, got a traced value: its quadrature is computed on the "
             "host. Loop over `g` and vmap over the target."
         )
     require_gain(g)
-    if nodes < 1:
-        raise ValueError(f"`nodes` must be at least 1, got {nodes}.")
+    require_size("nodes", nodes)
     return quadrature(float(g), nodes)

@@ -10,6 +10,7 @@ from ...engine import Claim, Grid, Study
 from .. import _style as style
 from .._lazy import eqx, jax, jnp, jr, lax, lazily, xr
 
+measures = lazily("nullcline.measures")
 operators = lazily("nullcline.operators")
 recurrent = lazily("nullcline.recurrent")
 
@@ -191,14 +192,10 @@ def _flat(gradient: dict) -> np.ndarray:
     return np.concatenate([np.asarray(leaf).reshape(-1) for _, leaf in sorted(gradient.items())])
 
 
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
-
-
 def truncated_cosines(flow: Any, adjoint: Any, windows: list[int]) -> list[float]:
     """Cosines of the gradient with those of truncated adjoints."""
     full = _flat(flow.parameter_tangent.T @ adjoint)
-    return [_cosine(full, gradient) for gradient in _truncated(flow, adjoint, windows)]
+    return [float(measures.cosine(full, gradient)) for gradient in _truncated(flow, adjoint, windows)]
 
 
 def _truncated(flow: Any, adjoint: Any, windows: list[int]) -> list[np.ndarray]:

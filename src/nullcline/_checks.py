@@ -1,4 +1,4 @@
-"""What every entry point asks of its arguments, before it computes.
+"""What entry points ask of their arguments, before they compute.
 
 Values are inspected only where they can be: inside a traced function (``jit``, ``vmap``, ``grad``) shapes are
 still checked, and what depends on values shows in the result instead (NaN and a ``status``).
@@ -12,8 +12,13 @@ from jaxtyping import Array, Bool, Float
 
 
 def is_concrete(*values: object) -> bool:
-    """Whether every value can be inspected, i.e. none of them is traced."""
-    return not any(isinstance(value, Tracer) for value in values)
+    """Whether every value can be inspected, i.e. none of them is traced or holds anything traced."""
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def is_integer(value: object) -> bool:
+    """Whether ``value`` is a Python or NumPy integer; booleans and floats are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def as_float(name: str, value: object) -> Array:
@@ -103,10 +108,22 @@ def require_nonnegative(name: str, value: float | Array) -> None:
         raise ValueError(f"`{name}` must be at least 0 and finite, got {value}.")
 
 
+def require_integer(name: str, value: int, low: int, high: int | None = None, what: str = "") -> None:
+    """Raise unless ``value`` is an integer from ``low`` to ``high``, which is called ``what``."""
+    if not is_integer(value) or value < low or (high is not None and value > high):
+        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"`{name}` must be an integer {allowed}{what and ', ' + what}, got {value!r}.")
+
+
 def require_size(name: str, value: int) -> None:
     """Raise unless ``value`` is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"`{name}` must be an integer of at least 1, got {value!r}.")
+    require_integer(name, value, 1)
+
+
+def require_sizes(**sizes: int) -> None:
+    """Raise unless every named value is a positive integer."""
+    for name, value in sizes.items():
+        require_size(name, value)
 
 
 def are_sorted(times: Float[Array, " time"]) -> Bool[Array, ""]:
@@ -123,7 +140,7 @@ def require_times(times: object) -> Float[Array, " time"]:
     if is_concrete(array):
         values = np.asarray(array)
         if not np.isfinite(values).all():
-            raise ValueError("`times` must be finite; for t → ∞ use a large time or `limit`.")
+            raise ValueError("`times` must be finite; for t → ∞ use a large time.")
         if values.min() < 0:
             raise ValueError(f"`times` must be at least 0, got {values.min()}.")
         if (np.diff(values) < 0).any():
