@@ -4,11 +4,16 @@ Values are inspected only where they can be: inside a traced function (``jit``, 
 still checked, and what depends on values shows in the result instead (NaN and a ``status``).
 """
 
+from typing import Any, TypeGuard
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
+
+LARGEST_SIZE = int(np.iinfo(np.int32).max)
+"""JAX counts in 32 bits."""
 
 
 def is_concrete(*values: object) -> bool:
@@ -16,7 +21,7 @@ def is_concrete(*values: object) -> bool:
     return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether ``value`` is a Python or NumPy integer; booleans and floats are not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
@@ -27,13 +32,18 @@ def as_float(name: str, value: object) -> Array:
     NumPy arrays and numbers stay concrete inside ``jit``, where ``jnp.asarray`` would hide their values.
     """
     try:
-        if isinstance(value, np.ndarray | np.generic | int | float):
+        leaves = jax.tree.leaves(value)
+        if leaves and all(isinstance(leaf, np.ndarray | np.generic | int | float) for leaf in leaves):
+            plain = np.asarray(value)
+            # In NumPy, since JAX wraps or refuses integers beyond 32 bits where float64 is not enabled.
+            if plain.dtype.kind in "iuO":
+                plain = plain.astype(float)
             with jax.ensure_compile_time_eval():
-                array = jnp.asarray(value)
+                array = jnp.asarray(plain)
         else:
             array = value if isinstance(value, jax.Array) else jnp.asarray(value)
     # Whatever an object raises that will not become an array: ragged lists, None, tensors with a gradient.
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = type(value).__name__
         raise ValueError(f"`{name}` must be an array of numbers, got a {kind}: {error}") from None
     if jnp.issubdtype(array.dtype, jnp.floating):
@@ -59,7 +69,8 @@ def require_key(key: object) -> None:
         raise ValueError(f"`key` must be a random key, `jax.random.key(seed)`, got {got}.")
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     # Keys of the old kind, `jax.random.PRNGKey(seed)`, are vectors of two or four integers.
-    if not (is_typed or key.dtype == np.uint32) or key.ndim != (0 if is_typed else 1):
+    is_old = key.dtype == np.uint32 and key.shape in ((2,), (4,))
+    if not (key.ndim == 0 if is_typed else is_old):
         raise ValueError(
             f"`key` must be one random key, `jax.random.key(seed)`, got {key.dtype} of shape {key.shape}; "
             "for several keys use `jax.vmap`."
@@ -84,40 +95,51 @@ def require_finite(name: str, value: Array) -> None:
         raise ValueError(f"`{name}` must be finite, got {bad} entries that are NaN or infinite.")
 
 
-def require_scalar(name: str, value: float | Array) -> None:
-    """Raise unless ``value`` is one number."""
-    if not hasattr(value, "__float__") and not isinstance(value, list | tuple):
+def require_scalar(name: str, value: Any) -> Any:
+    """``value``, if it is one number; large integers as floats, since those of JAX end at 32 bits."""
+    is_number = hasattr(value, "__float__") and not isinstance(value, str | bytes)
+    if not is_number and not isinstance(value, list | tuple):
         raise ValueError(f"`{name}` must be one number, got {value!r}.")
     if np.ndim(value) != 0:
         raise ValueError(
             f"`{name}` must be one number, got shape {np.shape(value)}. Use `jax.vmap` for several."
         )
+    if is_integer(value) and abs(value) > LARGEST_SIZE:
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"`{name}` is beyond the range of floating-point numbers.") from None
+    return value
 
 
-def require_positive(name: str, value: float | Array) -> None:
-    """Raise unless ``value`` is one number, positive and finite where it can be inspected."""
-    require_scalar(name, value)
+def require_positive(name: str, value: Any) -> Any:
+    """``value`` as ``require_scalar`` gives it, positive and finite where it can be inspected."""
+    value = require_scalar(name, value)
     if is_concrete(value) and not (np.isfinite(value) and value > 0):
         raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+    return value
 
 
-def require_nonnegative(name: str, value: float | Array) -> None:
-    """Raise unless ``value`` is one number, nonnegative and finite where it can be inspected."""
-    require_scalar(name, value)
+def require_nonnegative(name: str, value: Any) -> Any:
+    """``value`` as ``require_scalar`` gives it, nonnegative and finite where it can be inspected."""
+    value = require_scalar(name, value)
     if is_concrete(value) and not (np.isfinite(value) and value >= 0):
         raise ValueError(f"`{name}` must be at least 0 and finite, got {value}.")
+    return value
 
 
-def require_integer(name: str, value: int, low: int, high: int | None = None, what: str = "") -> None:
-    """Raise unless ``value`` is an integer from ``low`` to ``high``, which is called ``what``."""
-    if not is_integer(value) or value < low or (high is not None and value > high):
-        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+def require_integer(name: str, value: int, low: int, high: int = LARGEST_SIZE, what: str = "") -> int:
+    """``value`` as Python's integer, if it is one from ``low`` to ``high``, which is called ``what``."""
+    if not is_integer(value) or not low <= value <= high:
+        is_open = high >= LARGEST_SIZE and not (is_integer(value) and value > high)
+        allowed = f"of at least {low}" if is_open else f"from {low} to {high}"
         raise ValueError(f"`{name}` must be an integer {allowed}{what and ', ' + what}, got {value!r}.")
+    return int(value)
 
 
-def require_size(name: str, value: int) -> None:
-    """Raise unless ``value`` is a positive integer."""
-    require_integer(name, value, 1)
+def require_size(name: str, value: int) -> int:
+    """``value`` as Python's integer, if it is a positive one."""
+    return require_integer(name, value, 1)
 
 
 def require_sizes(**sizes: int) -> None:
@@ -132,9 +154,11 @@ def are_sorted(times: Float[Array, " time"]) -> Bool[Array, ""]:
     return jnp.all(jnp.isfinite(times) & (times >= 0)) & jnp.all(times[1:] >= times[:-1])
 
 
-def require_times(times: object) -> Float[Array, " time"]:
-    """``times`` as an array, checked: one axis, finite, nonnegative, sorted."""
+def require_times(times: object, like: Array | None = None) -> Float[Array, " time"]:
+    """``times`` as an array, at least as precise as ``like``: one axis, finite, nonnegative, sorted."""
     array = as_float("times", times)
+    if like is not None:
+        array = array.astype(max(array.dtype, like.dtype, key=lambda dtype: jnp.finfo(dtype).bits))
     if array.ndim != 1 or array.shape[0] == 0:
         raise ValueError(f"`times` must have one axis and at least one entry, got shape {array.shape}.")
     if is_concrete(array):

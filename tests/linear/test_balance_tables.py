@@ -124,7 +124,7 @@ def test_bad_arguments():
         linear.expected_balance(3, 0, 3)
     with pytest.raises(ValueError, match="`alphas` belong to scheme 'scaled'"):
         linear.expected_balance(3, 3, 3, scheme="he", alphas=(1.0, 2.0))
-    with pytest.raises(ValueError, match="`alphas` must be two finite numbers"):
+    with pytest.raises(ValueError, match="`alphas` must be two numbers from 0"):
         linear.expected_balance(3, 3, 3, scheme="scaled", alphas=(-1.0, 2.0))
-    with pytest.raises(ValueError, match="`k` and `r` must be positive"):
+    with pytest.raises(ValueError, match="`k` must be positive and finite, got 0"):
         linear.expected_lambda_limit("r=k", scheme="he", k=0.0)

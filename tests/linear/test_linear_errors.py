@@ -28,6 +28,10 @@ def task():
     return linear.Task.from_correlation(jnp.eye(3))
 
 
+def data():
+    return linear.random_regression(3, 3, 9, key=KEY)
+
+
 def tasks():
     return jax.vmap(lambda key: linear.random_regression(3, 3, 9, key=key))(jr.split(KEY, 2))
 
@@ -158,6 +162,12 @@ def cast(network):
         (lambda: linear.exact_flow(square(), np.eye(3), [1.0]), ["`task`", "ndarray", "from_correlation"]),
         (lambda: linear.exact_flow((np.eye(3), np.eye(3)), task(), [1.0]), ["`network`", "tuple", "w1, w2"]),
         (lambda: linear.aligned(np.eye(3), 3, key=KEY), ["`task`", "ndarray"]),
+        (lambda: linear.balance(None), ["`network`", "NoneType", "w1, w2"]),
+        (lambda: linear.fitted_lambda(trained()), ["`network`", "Trajectory", "network_at"]),
+        (lambda: linear.balance_residual((1, 2)), ["`network`", "tuple"]),
+        (lambda: linear.exact_sequence(None, [task()], [1.0]), ["`network`", "NoneType"]),
+        (lambda: linear.loss_rate(square(), task()), ["`trajectory`", "Network"]),
+        (lambda: linear.nonlinear_loss(square(), None), ["`task`", "NoneType"]),
         (
             lambda: linear.loss(linear.exact_sequence(square(), [task()], [1.0], points=2), task()),
             ["Sequence", "`.losses`"],
@@ -179,12 +189,42 @@ def cast(network):
         ),
         (lambda: linear.exact_flow(cast(square()), task(), [1.0]), ["float32", "tolerance=1e-7"]),
         (lambda: trained().network_at(np.int64(50)), ["`index`", "3 times", "50"]),
+        (lambda: trained().network_at(jnp.int32(3)), ["`index`", "from -3 to 2", "3"]),
+        (lambda: trained().network_at(1.0), ["`index`", "integer", "1.0"]),
+        (lambda: trained().network_at(True), ["`index`", "True"]),
+        (lambda: trained().network_at([0, 1]), ["`index`", "[0, 1]"]),
+        (lambda: linear.ntk_inner(trained(), square(), data()), ["`first`", "Trajectory", "network_at"]),
         (lambda: linear.lambda_balanced(3, 3, 3, scale=1e200, key=KEY), ["`scale`", "1e+200", "overflow"]),
         (lambda: linear.layer_flow([1.0], [[0.1], [0.1]], [1.0], rtol=-1.0), ["`rtol`", "-1"]),
         (lambda: linear.rsm(square(), task(), cutoff=np.nan), ["`cutoff`", "nan"]),
         (lambda: linear.rotation_time(task(), np.nan), ["`lam`", "nan"]),
         (lambda: linear.rotation_time(COLORED, 1.0), ["isotropic"]),
         (lambda: linear.expected_balance(3.5, 3, 3), ["`n_in`", "3.5"]),
+        (lambda: linear.lambda_balanced(2**33, 3, 3, key=KEY), ["`n_in`", "2147483647", "8589934592"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=10**400), ["`tau`", "range"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=np.str_("1")), ["`tau`", "one number"]),
+        (lambda: linear.ntk(square(), data(), max_bytes="1"), ["`max_bytes`", "'1'"]),
+        (lambda: linear.rsm(square(), data(), cutoff=None), ["`cutoff`", "None"]),
+        (lambda: linear.rsm(square(), data(), cutoff=1.0), ["`cutoff`", "1.0"]),
+        (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=("a", "b"), key=KEY), ["`alphas`", "'a'"]),
+        (lambda: linear.expected_lambda_limit("r=k", scheme="glorot", k="1"), ["`k`", "'1'"]),
+        (lambda: linear.nonlinear_loss(square(), data(), ["relu"]), ["`activation`", "['relu']"]),
+        (lambda: linear.gaussian(3, 3, 3, key=np.zeros(3, np.uint32)), ["`key`", "(3,)"]),
+        (
+            lambda: linear.observe_flow(square(), task(), [1.0], "loss"),
+            ["`observe`", "linear.loss", "'loss'"],
+        ),
+        (lambda: linear.aligned(linear.Task(np.zeros((3, 8)), np.ones((3, 8))), 2, key=KEY), ["no variance"]),
+        # What the data contradict.
+        (
+            lambda: linear.Task(COLORED.x, COLORED.y, is_isotropic=True),
+            ["`is_isotropic`", "contradicts `x`", "1e-08"],
+        ),
+        (
+            lambda: linear.Task(np.eye(3)[:, :2], np.eye(3)[:, :2], is_spanning=True),
+            ["`is_spanning`", "contradicts `x`", "3 dimensions"],
+        ),
+        (lambda: linear.Task(np.eye(3), np.eye(3), is_isotropic="no"), ["`is_isotropic`", "'no'"]),
         (
             lambda: jax.jit(
                 lambda s: linear.converged_state(linear.Task.from_correlation(s), lam=1.0, rank=3).function
@@ -208,3 +248,22 @@ def test_float32_that_cannot_hold_the_weaker_layer_warns():
         single = linear.Network(network.w1.astype(jnp.float32), network.w2.astype(jnp.float32))
         with pytest.warns(UserWarning, match="float32.*Use float64") if is_weak else contextlib.nullcontext():
             linear.exact_flow(single, task, jnp.array([1.0], jnp.float32))
+
+
+def test_integers_beyond_32_bits_are_numbers_like_others():
+    """Without float64 an array of such integers would wrap around, and a number would be refused by JAX."""
+    big = 2**33 + 5
+    with jax.enable_x64(False):
+        assert linear.Task.from_correlation(np.array([[big, 0], [0, 1]])).correlation[0, 0] == np.float32(big)
+        assert linear.Network([[big]], [[1]]).w1[0, 0] == np.float32(big)
+        network = linear.lambda_balanced(3, 3, 3, 1.0, key=KEY)
+        late = linear.exact_flow(network, linear.Task.from_correlation(np.eye(3)), [0, big], tau=big)
+        assert late.times[1] == np.float32(big) and late.is_ok
+
+
+def test_sizes_of_numpy_are_sizes():
+    three, network = np.int64(3), square()
+    assert linear.integrate_flow(network, task(), [0.0], max_steps=three).is_ok
+    assert linear.layer_flow([1.0], [[0.5], [0.5]], [0.0], max_steps=np.int64(99)).is_solved
+    assert len(linear.nonlinear_descent(network, data(), steps=three, every=np.int64(1)).loss) == 4
+    assert linear.exact_weights(network, task(), [0.1], steps=three).error.shape == (1,)

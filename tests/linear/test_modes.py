@@ -95,6 +95,15 @@ def test_tau_and_float32():
     np.testing.assert_allclose(single.strength, exact.strength, atol=5e-6)
 
 
+def test_times_in_single_precision_cost_modes_in_double_none():
+    single = TIMES.astype(jnp.float32)
+    for flow in (
+        lambda t: linear.mode_flow(S, A0, t, lam=0.5, tau=0.3).strength,
+        lambda t: linear.deep_mode_flow(S, A0, t, depth=3, tau=0.3),
+    ):
+        np.testing.assert_array_equal(flow(single), flow(single.astype(float)))
+
+
 def deep_field(t, u, s, depth):
     return depth * np.abs(u) ** (2 - 2 / depth) * (s - u)
 
@@ -235,6 +244,14 @@ def test_unequal_layers():
     np.testing.assert_allclose(flow.strength[-1, :2], s[:2], rtol=1e-3)
     equal = linear.deep_mode_flow(s[2:], jnp.array([0.7**3]), times, depth=3)
     np.testing.assert_allclose(flow.strength[:, 2:], equal, rtol=1e-7)
+
+
+def test_a_mode_at_rest_without_a_task_stays_there():
+    flow = linear.layer_flow(
+        jnp.array([0.0, 1.0]), jnp.array([[0.0, 0.5], [0.0, 0.5]]), jnp.array([0.0, 1.0])
+    )
+    np.testing.assert_array_equal(flow.strength[:, 0], 0)
+    assert flow.is_solved.all()
 
 
 @pytest.mark.slow

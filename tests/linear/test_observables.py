@@ -156,6 +156,20 @@ def test_task_specific_score():
     np.testing.assert_allclose(s, np.sqrt([8, 8, 4, 4, 2, 2, 2, 2]), rtol=1e-14)
 
 
+def test_task_specific_score_of_inputs_that_span_a_plane():
+    """The same weights have one score, whoever holds them: what no input sees does not count."""
+    x = np.concatenate([np.asarray(linear.whiten(jr.normal(jr.key(0), (2, 10)))), np.zeros((1, 10))])
+    task = linear.Task(x, jr.normal(jr.key(1), (2, 10)))
+    inside = linear.lambda_balanced(2, 2, 2, lam=0.5, key=jr.key(2))
+    network = linear.Network(jnp.concatenate([inside.w1, jnp.ones((2, 1))], axis=1), inside.w2)
+    flows = [solve(network, task, [0.0, 1.0]) for solve in (linear.exact_flow, linear.integrate_flow)]
+    scores = [linear.task_specific_score(flow, task).inputs for flow in flows]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-8)
+    of_seen = linear.task_specific_score(inside, linear.Task(x[:2], task.y)).inputs
+    for score in (scores[0][0], linear.task_specific_score(network, task).inputs):
+        np.testing.assert_allclose(score, of_seen, rtol=1e-12)
+
+
 def test_descent_follows_the_flow_and_reports_divergence(case):
     network, task, exact = case
     gaps = []

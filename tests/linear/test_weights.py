@@ -61,6 +61,16 @@ def test_inputs_on_a_subspace():
     assert error(network, task, 16) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:.*too few")
+def test_steps_that_overflow_lose_the_rotation_alone():
+    task = linear.random_regression(3, 3, 8, key=jr.key(1))
+    network = linear.lambda_balanced(3, 2, 3, lam=1.0, key=jr.key(0))
+    times = jnp.array([0.5, 1e12])
+    weights, exact = linear.exact_weights(network, task, times), linear.exact_flow(network, task, times)
+    assert weights.error[0] < 1e-3 and weights.error[1] == jnp.inf
+    np.testing.assert_allclose(weights.w2 @ weights.w1, exact.function, atol=1e-13)
+
+
 def test_bad_arguments():
     task = linear.random_regression(4, 3, 12, key=jr.key(1))
     network = linear.lambda_balanced(4, 3, 3, lam=0.7, key=jr.key(0))

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from .._checks import as_float, require_size
+from .._checks import LARGEST_SIZE, as_float, require_size
 from ._masks import MaskLike, as_array, check_values, warn_about
 from ._queue import Exact, Outcome, run_queue
 from ._rkc import BUDGET, CONVERGED, DIVERGED, Field, Limits
 from ._trajectory import follow
 
 _NAMES = {CONVERGED: "converged", BUDGET: "budget", DIVERGED: "diverged"}
-_MOST = int(np.iinfo(np.int32).max)
 Result = TypeVar("Result")
 
 
@@ -65,9 +64,8 @@ def check_limits(
             f"{np.shape(max_evaluations)}."
         )
     budget = np.asarray(max_evaluations)
-    # Evaluations are counted in 32 bits.
-    if budget.dtype.kind not in "iu" or np.any((budget < 1) | (budget > _MOST)):
-        raise ValueError(f"`max_evaluations` must be integers in [1, {_MOST}], got {max_evaluations}.")
+    if budget.dtype.kind not in "iu" or np.any((budget < 1) | (budget > LARGEST_SIZE)):
+        raise ValueError(f"`max_evaluations` must be integers in [1, {LARGEST_SIZE}], got {max_evaluations}.")
     if max_time is not None and not max_time > 0:
         raise ValueError(f"`max_time` must be positive, got {max_time}.")
     if batch_size is not None:

@@ -144,7 +144,7 @@ def aligned_flow(
     -----
     Alignment is checked on values that can be inspected. Under ``jit`` it is taken for granted.
     """
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     times = require_times(times)
     check_fit(network, task)
     # Weights or data that once were float32 carry its rounding, whatever they are computed with.

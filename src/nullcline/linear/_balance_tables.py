@@ -10,11 +10,12 @@ holds :math:`\alpha^4`; four entries of the Glorot row of table 3.3).
 
 import dataclasses
 import math
+import sys
 from typing import Literal
 
 import numpy as np
 
-from .._checks import require_size
+from .._checks import require_integer, require_positive
 
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]
@@ -69,8 +70,10 @@ def check_scheme(scheme: str, alphas: tuple[float, float]) -> None:
     """Raise unless the scheme exists and ``alphas`` are two scales that belong to it."""
     if scheme not in ("lecun", "glorot", "he", "scaled"):
         raise ValueError(f"`scheme` must be 'lecun', 'glorot', 'he' or 'scaled', got {scheme!r}.")
-    if np.shape(alphas) != (2,) or min(alphas) < 0 or not all(map(math.isfinite, alphas)):
-        raise ValueError(f"`alphas` must be two finite numbers, not negative, got {alphas}.")
+    if np.shape(alphas) != (2,) or not all(
+        isinstance(alpha, int | float | np.floating | np.integer) and 0 <= alpha < 1e100 for alpha in alphas
+    ):
+        raise ValueError(f"`alphas` must be two numbers from 0 to below 1e100, got {alphas}.")
     if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
         raise ValueError(f"`alphas` belong to scheme 'scaled'; scheme {scheme!r} has none, got {alphas}.")
 
@@ -96,7 +99,7 @@ def expected_balance(
         :math:`(\alpha_1, \alpha_2)` of the first and second layer, for ``scaled``.
     """
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
-        require_size(name, size)
+        require_integer(name, size, 1, sys.maxsize)  # no array is made: limits may be looked at
     check_scheme(scheme, alphas)
     match scheme:
         case "lecun":
@@ -143,8 +146,7 @@ def expected_lambda_limit(
     check_scheme(scheme, alphas)
     if limit not in ("r=k", "r->0", "r->inf", "k->0", "k->inf"):
         raise ValueError(f"`limit` must be 'r=k', 'r->0', 'r->inf', 'k->0' or 'k->inf', got {limit!r}.")
-    if not (k > 0 and r > 0):
-        raise ValueError(f"`k` and `r` must be positive, got k = {k} and r = {r}.")
+    k, r = float(require_positive("k", k)), float(require_positive("r", r))
     if scheme == "glorot":
         return {
             "r=k": (k - 1) / (k + 1),

@@ -195,9 +195,9 @@ def deep_mode_flow(
         Time constant, the inverse learning rate.
     """
     s, u0 = check_modes("u0", s, u0)
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     require_size("depth", depth)
-    t = require_times(times) / tau
+    t = require_times(times, s) / tau
     if depth == 1:
         return s[None, :] + (u0 - s)[None, :] * jnp.exp(-t)[:, None]
     return _deep_modes(s, u0, t, depth)
@@ -266,13 +266,13 @@ def layer_flow(
         Most steps the solver may take.
     """
     s, w0 = check_modes("w0", s, w0, layers=1)
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     rtol = (1e-9 if w0.dtype == jnp.float64 else 1e-5) if rtol is None else rtol
-    require_positive("rtol", rtol)
-    require_size("max_steps", max_steps)
-    times = require_times(times)
+    tolerance = require_positive("rtol", rtol)
+    max_steps = require_size("max_steps", max_steps)
+    times = require_times(times, w0)
     t = times / tau
-    layers, is_solved = _solve_layers(s, w0, t, rtol, max_steps)
+    layers, is_solved = _solve_layers(s, w0, t, tolerance, max_steps)
     return LayerFlow(times, layers, is_solved)
 
 
@@ -291,7 +291,8 @@ def _solve_layers(s, w0, t, rtol: float, max_steps: int):
         control = diffrax.PIDController(rtol=rtol, atol=1e-3 * rtol * jnp.where(jnp.isinf(least), 1, least))
         # A step solves for its increments. In the end these are rounding errors of the learned strengths,
         # which no iteration makes smaller.
-        largest: Any = jnp.maximum(jnp.max(jnp.abs(w0)), s ** (1 / w0.size))
+        largest = jnp.maximum(jnp.max(jnp.abs(w0)), s ** (1 / w0.size))
+        largest: Any = jnp.where(largest > 0, largest, 1)  # of a mode at rest
         root = diffrax.VeryChord(rtol=rtol, atol=1e3 * jnp.finfo(w0.dtype).eps.item() * largest)
         solution = diffrax.diffeqsolve(
             term,

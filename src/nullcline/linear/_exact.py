@@ -148,19 +148,24 @@ def observe_flow(
 def _evaluate(network, task, times, tau, lam, tolerance, observe):
     """Check the arguments, choose the charts, solve."""
     times = require_times(times)
+    if not (observe is None or callable(observe)):
+        raise ValueError(
+            "`observe` must be a function of a trajectory and a task, such as `linear.loss`, got "
+            f"{observe!r}."
+        )
     is_batch = observe is not None and isinstance(network, Network) and network.w1.ndim == 3
     check_fit(network, task, ndim=3 if is_batch else 2)
     w1, w2 = network.w1, network.w2
     if is_batch and w1.shape[0] == 0:
         raise ValueError(f"`network` is a batch without networks, w1 has shape {w1.shape}.")
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     if lam is not None:
-        require_scalar("lam", lam)
+        lam = require_scalar("lam", lam)
         require_finite("lam", as_float("lam", lam))
     dtype = jnp.result_type(w1.dtype, w2.dtype)
     if tolerance is None:
         tolerance = float(jnp.finfo(dtype).eps)
-    require_scalar("tolerance", tolerance)
+    tolerance = require_scalar("tolerance", tolerance)
     if not (is_concrete(tolerance) and 0 <= tolerance <= _LARGEST_TOLERANCE):
         raise ValueError(
             f"`tolerance` must be a number from 0 to {_LARGEST_TOLERANCE:g}, the rounding error of the "
@@ -437,7 +442,11 @@ def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: flo
     bound = max(balance_tolerance(w1.dtype), 10 * tolerance)
     if residual > bound:
         is_rounding = w1.dtype == np.float64 and residual < balance_tolerance(np.dtype(np.float32))
-        hint = " If they once were float32, say so: `tolerance=1e-7`." if is_rounding else ""
+        hint = (
+            " If they once were float32, give them as such, or tell `exact_flow`: `tolerance=1e-7`."
+            if is_rounding
+            else ""
+        )
         raise ValueError(
             f"`network` is not λ-balanced: the best λ is {seen:.6g} (tr(D)/n_hidden = "
             f"{np.trace(d) / len(d):.6g}) with relative residual {residual:.3g}, allowed {bound:.0e}. The "

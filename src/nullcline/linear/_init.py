@@ -110,7 +110,10 @@ def aligned(
     if strengths is not None:
         strengths = _check_strengths(strengths, min(n_in, rank, n_out), signed=True)
     require_key(key)
-    network = _draw_aligned(task.target, n_hidden, rank, lam, scale, strengths, key)
+    target = task.target
+    if is_concrete(target) and not np.isfinite(np.asarray(target)).all():
+        raise ValueError("`task` must have a finite target Σyx/κ; its inputs have no variance, or overflow.")
+    network = _draw_aligned(target, n_hidden, rank, lam, scale, strengths, key)
     return _require_no_overflow(network, scale)
 
 
@@ -210,12 +213,12 @@ def _haar(gaussian: Float[Array, "hidden rank"]) -> Float[Array, "hidden rank"]:
 def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: int | None) -> int:
     for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
         require_size(name, size)
-    require_nonnegative("scale", scale)
+    scale = require_nonnegative("scale", scale)
     if rank is not None:
         require_size("rank", rank)
         if rank > n_hidden:
             raise ValueError(f"`rank` must be at most `n_hidden` = {n_hidden}, got {rank}.")
-    require_scalar("lam", lam)
+    lam = require_scalar("lam", lam)
     require_finite("lam", as_float("lam", lam))
     active = n_hidden if rank is None else rank
     if is_concrete(lam) and lam > 0 and active > n_out:

@@ -90,7 +90,7 @@ def converged_state(task: Task, *, lam: float, rank: int) -> State:
     that end elsewhere, on a saddle: see :func:`can_converge`.
     """
     require_size("rank", rank)
-    require_scalar("lam", lam)
+    lam = require_scalar("lam", lam)
     require_finite("lam", as_float("lam", lam))
     require_task("task", task)
     if not is_concrete(lam, task.sigma_yx):
@@ -224,10 +224,10 @@ def lazy_limit(network: Network, task: Task, times: Float[Array, " time"], *, ta
     Theorem 4.2.3 of anguita2024 omits the condition, and equations 4.18 and 4.19 omit one of two terms of the
     same order in the change of the kernel (errata).
     """
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     check_fit(network, task)
     _require_isotropic(task)
-    t = require_times(times) / tau * task.kappa
+    t = require_times(times, network.w1) / tau * task.kappa
     lam, _ = balance_residual(network)
     if is_concrete(lam, task.x):
         if not task.is_spanning:
@@ -263,8 +263,8 @@ def rotation_time(task: Task, lam: float | Float[Array, ""], *, tau: float = 1.0
     :func:`lazy_limit`), the loss first falls to a plateau on the scale :math:`\tau/|\lambda|` and leaves it
     at about this time: richness is delayed, not absent.
     """
-    require_positive("tau", tau)
-    require_scalar("lam", lam)
+    tau = require_positive("tau", tau)
+    lam = require_scalar("lam", lam)
     require_finite("lam", as_float("lam", lam))
     require_task("task", task)
     _require_isotropic(task)

@@ -94,8 +94,8 @@ def lora_flow(
     check_fit(network, task)
     frozen = as_float("frozen", frozen)
     require_finite("frozen", frozen)
-    require_positive("gamma", gamma)
-    require_positive("tau", tau)
+    gamma = require_positive("gamma", gamma)
+    tau = require_positive("tau", tau)
     if frozen.shape != (task.n_out, task.n_in):
         raise ValueError(
             f"`frozen` must have shape (outputs, inputs) = {(task.n_out, task.n_in)}, got {frozen.shape}."

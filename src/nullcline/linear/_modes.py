@@ -175,8 +175,8 @@ def mode_flow(
     sigmoid of equation 2.28 for ``a0 > 0`` only (errata). This one has neither restriction.
     """
     s, a0 = check_modes("a0", s, a0)
-    require_positive("tau", tau)
-    times = require_times(times)
+    tau = require_positive("tau", tau)
+    times = require_times(times, s)
     lam = as_float("lam", lam)
     if lam.shape not in ((), s.shape):
         raise ValueError(f"`lam` must be one number or {s.size}, one for each mode, got shape {lam.shape}.")

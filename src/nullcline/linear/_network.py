@@ -61,6 +61,15 @@ class Network(eqx.Module):
         return self.w2 @ self.w1
 
 
+def _require_network(network: object) -> Network:
+    if not isinstance(network, Network):
+        raise ValueError(
+            f"`network` must be a `linear.Network`, got a {type(network).__name__}: make it from weights, "
+            "`linear.Network(w1, w2)`, or take a state of a trajectory by `.network_at(index)`."
+        )
+    return network
+
+
 @full_precision
 def balance(network: Network) -> Float[Array, "*batch hidden hidden"]:
     r"""The matrix :math:`D = W_2^\top W_2 - W_1 W_1^\top` that gradient flow conserves.
@@ -68,7 +77,7 @@ def balance(network: Network) -> Float[Array, "*batch hidden hidden"]:
     Weights are λ-balanced when :math:`Q D = \lambda Q` with :math:`Q = [W_1^\top; W_2]`; strictly, when
     :math:`D = \lambda I`. This and the measures below take a batch of networks (``vmap``) as well.
     """
-    w1, w2 = network.w1, network.w2
+    w1, w2 = _require_network(network).w1, network.w2
     return jnp.swapaxes(w2, -1, -2) @ w2 - w1 @ jnp.swapaxes(w1, -1, -2)
 
 
@@ -98,7 +107,7 @@ def balance_residual(network: Network) -> tuple[Float[Array, "*batch"], Float[Ar
     :math:`\|QD - \hat\lambda Q\|_F / (\|Q\|_F \|Q\|_2^2)`; both zero for zero weights. (:math:`\|D\|` would
     be the natural scale but vanishes at λ = 0.)
     """
-    if network.w1.ndim > 2:
+    if _require_network(network).w1.ndim > 2:
         return jax.vmap(balance_residual)(network)
     return fit_balance(network.q, balance(network), largest_square(network.q))
 

@@ -58,15 +58,14 @@ class NonlinearDescent(eqx.Module):
 @full_precision
 def nonlinear_loss(network: Network, task: Task, activation: Activation = "relu") -> Float[Array, ""]:
     r"""Loss :math:`\|W_2\,\phi(W_1 X) - Y\|_F^2 / (2P)` of a two-layer network with activation φ."""
-    if activation not in _ACTIVATIONS:
+    check_fit(network, task)
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise ValueError(f"`activation` must be one of {sorted(_ACTIVATIONS)}, got {activation!r}.")
     if task.x is None or task.y is None:
         raise ValueError(
             "A nonlinear network needs the samples themselves; this `task` was made by "
-            "`Task.from_correlation`. "
-            "Make it from data: `Task(x, y)`."
+            "`Task.from_correlation`. Make it from data: `Task(x, y)`."
         )
-    check_fit(network, task)
     error = network.w2 @ _ACTIVATIONS[activation](network.w1 @ task.x) - task.y
     return jnp.sum(error**2) / (2 * task.x.shape[-1])
 
@@ -98,9 +97,8 @@ def nonlinear_descent(
     every
         Steps between two records.
     """
-    require_positive("learning_rate", learning_rate)
-    require_size("steps", steps)
-    require_size("every", every)
+    learning_rate = require_positive("learning_rate", learning_rate)
+    steps, every = require_size("steps", steps), require_size("every", every)
     if steps % every:
         raise ValueError(f"`steps` must be a multiple of `every`, got steps = {steps} and every = {every}.")
     check_fit(network, task)

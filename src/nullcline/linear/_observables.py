@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._checks import require_nonnegative, require_positive
 from .._order import after
 from .._precision import full_precision
 from ._exact import check_fit
@@ -82,6 +83,13 @@ def _grow(matrix: Array, like: Array) -> Array:
     return matrix.reshape((1,) * (like.ndim - matrix.ndim) + matrix.shape)
 
 
+def _on_span(g1: Array, v: Array | None, task: Task) -> Array:
+    """The factor of the first layer as isotropic inputs see it."""
+    if task.is_spanning:
+        return g1
+    return _grow(_in_basis(v, task.span if v is None else task.span @ v), g1) @ g1
+
+
 _Observable = TypeVar("_Observable", bound=Callable)
 
 
@@ -117,8 +125,7 @@ def loss(state: Trajectory | Network, task: Task, *, excess: bool = False) -> Fl
     """
     g1, g2, v, u = _factors(state, task)
     if task.is_isotropic:
-        if not task.is_spanning:
-            g1 = _grow(_in_basis(v, task.span if v is None else task.span @ v), g1) @ g1
+        g1 = _on_span(g1, v, task)
         target = _t(_in_basis(v, _t(_in_basis(u, task.target))))
         gap = g2 @ _t(g1) - _grow(target, g1)
         learned = 0.5 * task.kappa * jnp.sum(gap**2, axis=(-2, -1))
@@ -150,6 +157,7 @@ def ntk(
         ``ntk_inner`` never form them.
     """
     g1 = _factors(state, task).g1
+    max_bytes = require_positive("max_bytes", max_bytes)
     samples, outputs = task.data[0].shape[1], task.n_out
     count = math.prod(g1.shape[:-2])
     size = count * (samples * outputs) ** 2 * g1.dtype.itemsize
@@ -217,6 +225,12 @@ def ntk_inner(first: Network, second: Network, task: Task) -> Float[Array, ""]:
     + \mathrm{tr}B_2\,\mathrm{tr}(C_1Ξ^2) + \mathrm{tr}(B_1B_2)\,\mathrm{tr}Ξ^2]` with
     :math:`Ξ = XX^\top/P`.
     """
+    for name, network in (("first", first), ("second", second)):
+        if not isinstance(network, Network):
+            raise ValueError(
+                f"`{name}` must be a `linear.Network`, got a {type(network).__name__}: take a state of a "
+                "trajectory by `.network_at(index)`."
+            )
     one, two = (_kernel_parts(_factors(network, task), task) for network in (first, second))
     return (task.data[0].shape[1] * task.kappa) ** 2 * _inner(one, two, task.n_out)
 
@@ -277,7 +291,8 @@ def rsm(state: Trajectory | Network, task: Task, *, cutoff: float = 1e-10) -> Si
         Eigenvalues of :math:`W_2W_2^\top` below this share of the largest count as zero in its inverse.
     """
     g1, g2, v, u = _factors(state, task)
-    if not 0 <= cutoff < 1:
+    cutoff = require_nonnegative("cutoff", cutoff)
+    if not cutoff < 1:
         raise ValueError(f"`cutoff` must be a share from 0 to below 1, got {cutoff}.")
     x, y = task.data
     hidden = _t(g1) @ _grow(_in_basis(v, x), g1)
@@ -292,9 +307,12 @@ def task_specific_score(state: Trajectory | Network, task: Task) -> Specificity:
 
     With the SVD :math:`USV^\top` of the target: the larger Frobenius cosine of :math:`W_1^\top W_1` with
     :math:`VSV^\top` and :math:`VS^2V^\top`, and likewise of :math:`W_2W_2^\top` with :math:`USU^\top` and
-    :math:`US^2U^\top`. NaN for a target or a layer of zeros, which has no direction.
+    :math:`US^2U^\top`. NaN for a target or a layer of zeros, which has no direction. Of isotropic inputs
+    that span a subspace only, :math:`W_1` counts as they see it.
     """
     g1, g2, v, u = _factors(state, task)
+    if task.is_isotropic:
+        g1 = _on_span(g1, v, task)
     left, s, right = jnp.linalg.svd(after(task.target, g1), full_matrices=False)
 
     def score(g, basis, vectors):

@@ -42,8 +42,10 @@ def loss_rate(
     tau
         Time constant of the flow; for gradient descent against steps, the inverse learning rate.
     """
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     evaluated = training if evaluated is None else evaluated
+    if not isinstance(trajectory, Trajectory):
+        raise ValueError(f"`trajectory` must be a `linear.Trajectory`, got a {type(trajectory).__name__}.")
     function = trajectory.function
     for name, task in (("training", training), ("evaluated", evaluated)):
         require_task(name, task)
@@ -157,8 +159,9 @@ def _check_unseen(network: Network, tasks: tuple[Task, ...], index: int) -> Arra
 
     Where values cannot be inspected, return whether it is so.
     """
-    task, later, dtype = tasks[index], tasks[index + 1 :], network.w1.dtype
+    task, later = tasks[index], tasks[index + 1 :]
     check_fit(network, task)
+    dtype = network.w1.dtype
     if task.is_spanning or not later:
         return None
     rest = network.w1 - network.w1 @ task.span.astype(dtype)
@@ -217,8 +220,7 @@ def exact_sequence(
             f"`tasks` and `durations` must have the same length, at least 1; got {len(tasks)} tasks and "
             f"{len(durations)} durations."
         )
-    for duration in durations:
-        require_positive("durations", duration)
+    durations = tuple(require_positive("durations", duration) for duration in durations)
     require_integer("points", points, 2)
     stages, lam, tolerance = [], None, None
     for index, (task, duration) in enumerate(zip(tasks, durations, strict=True)):

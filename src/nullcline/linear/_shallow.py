@@ -43,7 +43,7 @@ def shallow_flow(
     require_task("task", task)
     weights = as_float("weights", weights)
     require_finite("weights", weights)
-    require_positive("tau", tau)
+    tau = require_positive("tau", tau)
     if weights.shape != (task.n_out, task.n_in):
         raise ValueError(
             f"`weights` must have shape (outputs, inputs) = {(task.n_out, task.n_in)}, got {weights.shape}."

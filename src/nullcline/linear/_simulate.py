@@ -50,13 +50,13 @@ def integrate_flow(
     """
     times = require_times(times)
     check_fit(network, task)
-    require_positive("tau", tau)
-    require_size("max_steps", max_steps)
+    tau = require_positive("tau", tau)
+    max_steps = require_size("max_steps", max_steps)
     is_double = jnp.finfo(network.w1.dtype).bits == 64
     rtol = (1e-9 if is_double else 1e-5) if rtol is None else rtol
     atol = (1e-12 if is_double else 1e-8) if atol is None else atol
-    require_positive("rtol", rtol)
-    require_positive("atol", atol)
+    rtol = require_positive("rtol", rtol)
+    atol = require_positive("atol", atol)
     w1t, w2, status = _integrate(network, task, times, tau, rtol, atol, max_steps)
     return Trajectory(times, w1t, w2, None, None, status)
 
@@ -141,9 +141,8 @@ def gradient_descent(
     is nonzero if the weights stopped being finite or the loss ended above its start.
     """
     check_fit(network, task)
-    require_positive("learning_rate", learning_rate)
-    require_size("steps", steps)
-    require_size("every", every)
+    learning_rate = require_positive("learning_rate", learning_rate)
+    steps, every = require_size("steps", steps), require_size("every", every)
     if steps % every:
         raise ValueError(f"`every` must divide `steps` = {steps}, got {every}.")
     w1t, w2, status = _descend(network, task, learning_rate, steps, every)

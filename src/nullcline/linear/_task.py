@@ -69,12 +69,25 @@ class Task(eqx.Module):
         require_finite("x", x)
         require_finite("y", y)
         self.x, self.y, self.correlation = x, y, None
-        if is_isotropic is None and is_concrete(x):
-            is_isotropic = isotropy(np.asarray(x)) <= isotropy_tolerance(x.dtype)
-        if is_spanning is None:
-            is_spanning = bool(
-                is_isotropic and is_concrete(x) and dimension(np.asarray(x)) > x.shape[0] - 0.5
-            )
+        for name, said in (("is_isotropic", is_isotropic), ("is_spanning", is_spanning)):
+            if not (said is None or isinstance(said, bool)):
+                raise ValueError(f"`{name}` must be True, False or None (find out), got {said!r}.")
+        if is_concrete(x) and is_isotropic is not False:
+            distance, allowed = isotropy(np.asarray(x)), isotropy_tolerance(x.dtype)
+            if is_isotropic and not distance <= allowed:
+                raise ValueError(
+                    "`is_isotropic` = True contradicts `x`: XXᵀ/P is a relative distance of "
+                    f"{distance:.2g} from a scaled projector, allowed {allowed:.0e}. Leave it out."
+                )
+            is_isotropic = distance <= allowed
+            found = is_isotropic and dimension(np.asarray(x)) > x.shape[0] - 0.5
+            if is_spanning and not found:
+                raise ValueError(
+                    "`is_spanning` = True contradicts `x`, which is not isotropic on all of its "
+                    f"{x.shape[0]} dimensions. Leave it out."
+                )
+            is_spanning = found if is_spanning is None else is_spanning
+        is_spanning = bool(is_spanning)
         self.is_isotropic, self.is_spanning = is_isotropic, is_spanning
 
     @classmethod
@@ -247,7 +260,7 @@ def random_regression(
     """
     for name, size in (("n_in", n_in), ("n_out", n_out), ("n_samples", n_samples)):
         require_size(name, size)
-    require_nonnegative("scale", scale)
+    scale = require_nonnegative("scale", scale)
     if n_samples < n_in:
         raise ValueError(
             f"`n_samples` must be at least `n_in` = {n_in} for whitened inputs, got {n_samples}."

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._checks import is_concrete
+from .._checks import is_concrete, require_integer
 from .._precision import full_precision
 from ._network import Network
 
@@ -98,8 +98,9 @@ class Trajectory(eqx.Module):
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
         count = self.g1.shape[0]
-        if isinstance(index, int | np.integer) and not -count <= index < count:
-            raise ValueError(f"`index` must be one of the {count} times, got {index}.")
+        if is_concrete(index):
+            index = np.asarray(index).item() if np.ndim(index) == 0 else index
+            index = require_integer("index", index, -count, count - 1, f"one of the {count} times")
         return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
 
 

@@ -37,7 +37,8 @@ class Weights(eqx.Module):
         Weights at each time.
     error
         How far the integrated weights were from the exact solution before they were turned onto it,
-        relative to it: an upper estimate of the error of the rotation.
+        relative to it: an upper estimate of the error of the rotation, infinite where the steps were too
+        long for any.
     """
 
     times: Float[Array, " time"]
@@ -68,8 +69,8 @@ def exact_weights(
     tau
         Time constant, the inverse learning rate.
     """
-    require_positive("tau", tau)
-    require_size("steps", steps)
+    tau = require_positive("tau", tau)
+    steps = require_size("steps", steps)
     check_fit(network, task)
     times = require_times(times).astype(network.w1.dtype)
     knots = jnp.concatenate([jnp.zeros_like(times[:1]), times])
@@ -124,8 +125,12 @@ def _align(rough: Array, exact: Trajectory, network: Network, task: Task) -> Wei
     outside = network.w1 - network.w1 @ span
     inside = jnp.concatenate([span[None] @ rough[:, : network.n_in], rough[:, network.n_in :]], axis=1)
     factor = jnp.concatenate([exact.w1t, exact.w2], axis=1)
+    # Steps so long that the weights overflow tell nothing about the rotation.
+    is_lost = ~jnp.all(jnp.isfinite(inside), axis=(1, 2))
+    inside = jnp.where(is_lost[:, None, None], factor, inside)
     left, _, right = jnp.linalg.svd(jnp.swapaxes(factor, -1, -2) @ inside, full_matrices=False)
     q = factor @ (left @ right)
     w1 = jnp.swapaxes(q[:, : network.n_in], -1, -2) + outside[None]
     size = jnp.maximum(jnp.linalg.norm(q, axis=(1, 2)), jnp.finfo(q.dtype).tiny)
-    return Weights(exact.times, w1, q[:, network.n_in :], jnp.linalg.norm(inside - q, axis=(1, 2)) / size)
+    error = jnp.where(is_lost, jnp.inf, jnp.linalg.norm(inside - q, axis=(1, 2)) / size)
+    return Weights(exact.times, w1, q[:, network.n_in :], error)
