@@ -216,6 +216,13 @@ def test_short_trials_are_recognized(duration, g, is_short):
     assert recurrent.is_short_trial(cell, task) == is_short
 
 
+@pytest.mark.usefixtures("own_messages")
+def test_sizes_of_numpy_are_sizes():
+    sizes = {"steps": np.int64(2), "batch_size": np.int64(4), "snapshot_every": np.int64(1)}
+    run = recurrent.train(new_cell(), TASK, **sizes, key=jr.key(1))
+    assert run.losses.shape == (2,) and list(run.snapshot_steps) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

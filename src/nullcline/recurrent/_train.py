@@ -17,7 +17,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
-from .._checks import require_sizes
+from .._checks import require_size, require_sizes
 from ._cells import AbstractCell, RateCell
 from ._linear_tasks import Constant, is_short_trial, is_unstable_step
 from ._measures import check_fraction, epochs_to, with_recurrent
@@ -278,7 +278,8 @@ def _train(
     cell, task, steps, batch_size, optimizer, learning_rate, trainable, snapshot_every, report, resume,
     fraction, key, method,
 ) -> TrainResult:  # fmt: skip
-    require_sizes(steps=steps, batch_size=batch_size)
+    # As Python's integers: NumPy's would be traced.
+    steps, batch_size = require_size("steps", steps), require_size("batch_size", batch_size)
     check_fraction(fraction)
     is_many = method is not None
     if learning_rate is None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
-from .._checks import require_sizes
+from .._checks import require_size
 from ._cells import AbstractCell
 
 
@@ -92,14 +92,15 @@ class AbstractTask(eqx.Module):
 
     def sample(self, batch: int, *, key: PRNGKeyArray, dtype: DTypeLike = float) -> Trials:
         """Draw ``batch`` independent trials, by a program that is compiled once for each size."""
-        self.check_batch(batch)
+        batch = self.check_batch(batch)
         return _draw(self, batch, key, jnp.zeros((), dtype).dtype)
 
-    def check_batch(self, batch: int) -> None:
-        """Refuse a number of trials that the task cannot give."""
-        require_sizes(batch=batch)
+    def check_batch(self, batch: int) -> int:
+        """Give the number of trials, if it is one that the task can give."""
+        batch = require_size("batch", batch)
         if batch % self.shares:
             raise ValueError(f"`batch` must be a multiple of {self.shares}, one share per task, got {batch}.")
+        return batch
 
     def sample_for(self, cell: AbstractCell, batch: int, *, key: PRNGKeyArray) -> Trials:
         """Draw trials in the precision of ``cell``, from the initial state that the task asks of it."""
