@@ -73,7 +73,7 @@ class AdjointAlignment(Study):
         for panel in axes[0]:
             panel.set_xlabel("iteration")
         fig.suptitle(
-            f"Adjoint and K over training, g of the {scale} (no power: no rank is taken)", fontsize=9
+            f"Adjoint and K over training, g of the {scale} (no effective rank is taken)", fontsize=9
         )
         return fig
 

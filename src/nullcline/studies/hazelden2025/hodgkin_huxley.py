@@ -100,7 +100,8 @@ class HodgkinHuxley(Study):
         )
         axes[0, 2].set_title("truncated gradients")
         fig.suptitle(
-            f"Hodgkin–Huxley network, W ~ N(0, g²/n), g = {float(data.g):g} (no power: no rank)", fontsize=9
+            f"Hodgkin–Huxley network, W ~ N(0, g²/n), g = {float(data.g):g} (no effective rank is taken)",
+            fontsize=9,
         )
         return fig
 
