@@ -63,6 +63,16 @@ def test_effective_rank_refuses(values, options, message):
         measures.effective_rank(values, **options)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_counts_of_modes_do_not_depend_on_the_scale(scale):
+    """Squares and sums of such values leave the range of float64."""
+    values = jnp.array([3.0, 2.0, 1.0])
+    assert measures.effective_rank(scale * values, fraction=0.9, power=2) == 2
+    ratio = measures.participation_ratio(values)
+    np.testing.assert_allclose(ratio, 36 / 14, rtol=1e-15)
+    np.testing.assert_allclose(measures.participation_ratio(scale * values), ratio, rtol=1e-14)
+
+
 def test_nothing_needs_no_modes():
     assert measures.effective_rank(jnp.zeros(3)) == 0
     assert jax.jit(measures.effective_rank)(jnp.array([1.0, jnp.nan])) == 0

@@ -35,8 +35,11 @@ def as_float(name: str, value: object) -> Array:
         leaves = jax.tree.leaves(value)
         if leaves and all(isinstance(leaf, np.ndarray | np.generic | int | float) for leaf in leaves):
             plain = np.asarray(value)
-            # In NumPy, since JAX wraps or refuses integers beyond 32 bits where float64 is not enabled.
-            if plain.dtype.kind in "iuO":
+            # In NumPy, since JAX wraps or refuses integers beyond 32 bits where float64 is not enabled. Those
+            # beyond 64 bits are objects to NumPy.
+            if plain.dtype.kind in "iu" or (
+                plain.dtype == object and all(isinstance(entry, int) for entry in plain.flat)
+            ):
                 plain = plain.astype(float)
             with jax.ensure_compile_time_eval():
                 array = jnp.asarray(plain)

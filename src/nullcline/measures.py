@@ -52,7 +52,9 @@ def effective_rank(
     if values.ndim != 1 or values.shape[0] == 0:
         raise ValueError(f"`values` must be a list of at least one value, got shape {values.shape}.")
     require_finite("values", values)
-    weights = jnp.sort(jnp.abs(values))[::-1] ** power
+    # Powers of shares of the largest value neither overflow nor vanish together.
+    top = jnp.max(jnp.abs(values))
+    weights = jnp.sort(jnp.abs(values) / jnp.where(top > 0, top, 1))[::-1] ** power
     share = jnp.cumsum(weights) / jnp.sum(weights)
     # A rounding error must not ask for one more mode when the target is met exactly.
     rank = jnp.sum(share < fraction - 8 * jnp.finfo(share.dtype).eps) + 1
@@ -65,4 +67,5 @@ def participation_ratio(values: Float[Array | np.ndarray, " modes"]) -> Float[Ar
     Zeros alone have no modes: the result is NaN.
     """
     values = jnp.asarray(values)
+    values = values / jnp.max(jnp.abs(values))
     return jnp.sum(values) ** 2 / jnp.sum(values**2)

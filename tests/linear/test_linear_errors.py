@@ -181,6 +181,11 @@ def cast(network):
         (lambda: linear.gradient_descent(square(), task(), "0.1"), ["`learning_rate`", "'0.1'"]),
         (lambda: linear.Network([[1.0, 2.0], [1.0]], np.eye(2)), ["`w1`", "list"]),
         (lambda: linear.Network(np.eye(2), None), ["`w2`", "None"]),
+        (lambda: linear.Network([[None, 1.0]], np.eye(1)), ["`w1`", "array of numbers", "list"]),
+        (
+            lambda: linear.exact_flow(square(), task(), np.array(["1"], object)),
+            ["`times`", "array of numbers"],
+        ),
         (lambda: linear.Network(np.eye(2, dtype=np.float16), np.eye(2)), ["`w1`", "float16", "float32"]),
         # Numbers out of range.
         (
@@ -206,7 +211,7 @@ def cast(network):
         (lambda: linear.ntk(square(), data(), max_bytes="1"), ["`max_bytes`", "'1'"]),
         (lambda: linear.rsm(square(), data(), cutoff=None), ["`cutoff`", "None"]),
         (lambda: linear.rsm(square(), data(), cutoff=1.0), ["`cutoff`", "1.0"]),
-        (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=("a", "b"), key=KEY), ["`alphas`", "'a'"]),
+        (lambda: linear.gaussian(3, 3, 3, "scaled", alphas=("one", "two"), key=KEY), ["`alphas`", "numbers"]),
         (lambda: linear.expected_lambda_limit("r=k", scheme="glorot", k="1"), ["`k`", "'1'"]),
         (lambda: linear.nonlinear_loss(square(), data(), ["relu"]), ["`activation`", "['relu']"]),
         (lambda: linear.gaussian(3, 3, 3, key=np.zeros(3, np.uint32)), ["`key`", "(3,)"]),
@@ -256,6 +261,11 @@ def test_integers_beyond_32_bits_are_numbers_like_others():
     with jax.enable_x64(False):
         assert linear.Task.from_correlation(np.array([[big, 0], [0, 1]])).correlation[0, 0] == np.float32(big)
         assert linear.Network([[big]], [[1]]).w1[0, 0] == np.float32(big)
+        assert linear.Network([[2**70]], [[1]]).w1[0, 0] == np.float32(2.0**70)
+        far = linear.lambda_balanced(3, 3, 3, lam=2**40, key=KEY)
+        np.testing.assert_allclose(linear.fitted_lambda(far), 2.0**40, rtol=1e-5)
+        large = linear.lambda_balanced(3, 3, 3, scale=2**33, key=KEY)
+        np.testing.assert_allclose(large.q, 2.0**33 * linear.lambda_balanced(3, 3, 3, key=KEY).q, rtol=1e-4)
         network = linear.lambda_balanced(3, 3, 3, 1.0, key=KEY)
         late = linear.exact_flow(network, linear.Task.from_correlation(np.eye(3)), [0, big], tau=big)
         assert late.times[1] == np.float32(big) and late.is_ok

@@ -378,3 +378,16 @@ def test_pulse_flip_flop():
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_settings_of_a_task_of_ones_own_may_be_of_any_type():
+    """Only numbers are asked to be finite: not text, nor values that are traced."""
+
+    class Named(recurrent.Constant):
+        channels: tuple[str, ...] = ("motion", "color")
+
+    assert Named().channels == ("motion", "color")
+    inputs = jax.jit(lambda target: Named(target=target).sample(2, key=jr.key(0)).targets)(0.25)
+    assert inputs.max() == 0.25
+    with pytest.raises(ValueError, match="`target` must be finite"):
+        Named(target=math.inf)

@@ -51,6 +51,7 @@ def as_array(name: str, mask: object) -> Array | np.ndarray:
 
 
 def check_values(values: np.ndarray, name: str) -> None:
+    """Raise on other values than 0 and 1, and on a mask that trains nothing."""
     strange = values[(values != 0) & (values != 1)]
     if strange.size:
         raise ValueError(f"`{name}` must hold only 0 and 1 (or booleans), got {strange[0]!r}.")

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from .._checks import require_integer, require_positive
+from .._checks import as_float, require_integer, require_positive
 
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]
@@ -70,9 +70,8 @@ def check_scheme(scheme: str, alphas: tuple[float, float]) -> None:
     """Raise unless the scheme exists and ``alphas`` are two scales that belong to it."""
     if scheme not in ("lecun", "glorot", "he", "scaled"):
         raise ValueError(f"`scheme` must be 'lecun', 'glorot', 'he' or 'scaled', got {scheme!r}.")
-    if np.shape(alphas) != (2,) or not all(
-        isinstance(alpha, int | float | np.floating | np.integer) and 0 <= alpha < 1e100 for alpha in alphas
-    ):
+    values = np.asarray(as_float("alphas", alphas))
+    if values.shape != (2,) or not ((values >= 0) & (values < 1e100)).all():
         raise ValueError(f"`alphas` must be two numbers from 0 to below 1e100, got {alphas}.")
     if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
         raise ValueError(f"`alphas` belong to scheme 'scaled'; scheme {scheme!r} has none, got {alphas}.")

@@ -1,6 +1,7 @@
 """Initial weights: λ-balanced by construction, aligned to a task, or Gaussian as in practice."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from .._checks import (
     require_nonnegative,
     require_scalar,
     require_size,
+    require_sizes,
 )
 from .._order import after
 from .._precision import full_precision
@@ -63,7 +65,7 @@ def lambda_balanced(
     anguita2024, Theorem 4.1.1 and Algorithm 1 (with errata: which architectures admit which λ, the blocks of
     strength :math:`\sqrt{|\lambda|}`, and the cancellation in the smaller strength).
     """
-    rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    rank, lam, scale = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
     if strengths is not None:
         strengths = _check_strengths(strengths, min(n_in, rank, n_out))
     require_key(key)
@@ -106,7 +108,7 @@ def aligned(
     """
     require_task("task", task)
     n_in, n_out = task.n_in, task.n_out
-    rank = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
+    rank, lam, scale = _check_architecture(n_in, n_hidden, n_out, lam, scale, rank)
     if strengths is not None:
         strengths = _check_strengths(strengths, min(n_in, rank, n_out), signed=True)
     require_key(key)
@@ -156,8 +158,7 @@ def gaussian(
     key
         Random key.
     """
-    for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
-        require_size(name, size)
+    require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     check_scheme(scheme, alphas)
     require_key(key)
     first, second = {
@@ -210,9 +211,11 @@ def _haar(gaussian: Float[Array, "hidden rank"]) -> Float[Array, "hidden rank"]:
     return q * jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(q.dtype)[None, :]
 
 
-def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: int | None) -> int:
-    for name, size in (("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)):
-        require_size(name, size)
+def _check_architecture(
+    n_in: int, n_hidden: int, n_out: int, lam, scale, rank: int | None
+) -> tuple[int, Any, Any]:
+    """Rank, balance and scale, if weights of these sizes can have them."""
+    require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     scale = require_nonnegative("scale", scale)
     if rank is not None:
         require_size("rank", rank)
@@ -225,7 +228,7 @@ def _check_architecture(n_in: int, n_hidden: int, n_out: int, lam, scale, rank: 
         raise ValueError(_impossible("λ > 0", lam, "n_out", n_out, active, rank, n_in, "λ < 0"))
     if is_concrete(lam) and lam < 0 and active > n_in:
         raise ValueError(_impossible("λ < 0", lam, "n_in", n_in, active, rank, n_out, "λ > 0"))
-    return active
+    return active, lam, scale
 
 
 def _impossible(sign, lam, short, size, active, rank, other, opposite) -> str:

@@ -16,7 +16,7 @@ from .._checks import (
     require_key,
     require_matrix,
     require_nonnegative,
-    require_size,
+    require_sizes,
 )
 from .._precision import full_precision
 
@@ -258,8 +258,7 @@ def random_regression(
     key
         Random key.
     """
-    for name, size in (("n_in", n_in), ("n_out", n_out), ("n_samples", n_samples)):
-        require_size(name, size)
+    require_sizes(n_in=n_in, n_out=n_out, n_samples=n_samples)
     scale = require_nonnegative("scale", scale)
     if n_samples < n_in:
         raise ValueError(

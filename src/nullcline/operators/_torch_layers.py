@@ -123,8 +123,8 @@ def from_state_dict(
     )
     if wrong:
         raise ValueError(
-            f"`state` holds {wrong[0]} and {len(wrong) - 1} more of a bidirectional layer or one with "
-            "`proj_size`, which no step leads through: only forward RNNs, GRUs and LSTMs are taken."
+            f"`state` holds {wrong[0]}, of a bidirectional layer or one with `proj_size`, which no step "
+            "leads through: only forward RNNs, GRUs and LSTMs are taken."
         )
     kind, hidden, layers = recognize(params, prefix)
     if nonlinearity not in NONLINEARITIES:

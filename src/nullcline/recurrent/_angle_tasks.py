@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray
 
-from .._checks import require_sizes
+from .._checks import require_size, require_sizes
 from ._cells import check_dt
 from ._trials import AbstractTask, Trials
 
@@ -129,7 +129,7 @@ class FourTasks(AbstractTask):
 
     def __check_init__(self):
         _check_angles(self.period, self.noise, self.angles, self.dt)
-        require_sizes(context=self.context)
+        require_size("context", self.context)
         if self.is_balanced and self.angles is None:
             raise ValueError("`is_balanced` needs a number of `angles`, got None: uniform ones.")
 
@@ -245,11 +245,11 @@ class PulseFlipFlop(AbstractTask):
 
 def _check_angles(period: int, noise: float, angles: int | None, dt: float) -> None:
     check_dt(dt)
-    require_sizes(period=period)
+    require_size("period", period)
     if noise < 0:
         raise ValueError(f"`noise` must be nonnegative, got {noise}.")
     if angles is not None:
-        require_sizes(angles=angles)
+        require_size("angles", angles)
 
 
 def _draw_angles(

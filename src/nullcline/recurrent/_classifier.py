@@ -17,7 +17,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from .._checks import require_sizes
+from .._checks import require_size
 from ._cells import uniform
 from ._gated_cells import check_gates, lstm_update
 from ._measures import truncate
@@ -117,7 +117,7 @@ _recur.defvjp(_recur_forward, _recur_backward)
 
 def lstm_classifier(words: WordVectors, n_hidden: int, *, key: PRNGKeyArray) -> LSTMClassifier:
     r"""Draw weights :math:`U(\pm 1/\sqrt N)`; for the input of layer 1, N is the width of the vectors."""
-    require_sizes(n_hidden=n_hidden)
+    require_size("n_hidden", n_hidden)
     table = words.vectors
     dtype, width, keys = table.dtype, table.shape[1], iter(jr.split(key, 10))
 
@@ -211,7 +211,7 @@ class ClassifierCheckpoint(eqx.Module):
 
 def first_classifier_checkpoint(model: LSTMClassifier, *, epochs: int) -> ClassifierCheckpoint:
     """Checkpoint before the first epoch; also the form that a checkpoint on disk is read into."""
-    require_sizes(epochs=epochs)
+    require_size("epochs", epochs)
     state = _ADAM.init(eqx.filter(model, _trained(model)))
     return ClassifierCheckpoint(np.asarray(0), model, state, np.full((4, epochs), np.nan))
 
@@ -297,7 +297,7 @@ def train_classifier(
     key
         Random key of the order of sentences and of dropout.
     """
-    require_sizes(batch_size=batch_size)
+    require_size("batch_size", batch_size)
     _check_corpus(model, corpus)
     if not 0 <= dropout < 1:
         raise ValueError(f"`dropout` must be in [0, 1), got {dropout}.")

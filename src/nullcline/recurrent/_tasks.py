@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import PRNGKeyArray
 
-from .._checks import require_sizes
+from .._checks import require_size
 from ._cells import check_dt
 from ._trials import AbstractTask, Trials, steps_of
 
@@ -47,7 +47,7 @@ class FlipFlop(AbstractTask):
 
     def __check_init__(self):
         check_dt(self.dt)
-        require_sizes(channels=self.channels)
+        require_size("channels", self.channels)
         time, fixation, _, delay = (
             steps_of(name, getattr(self, name), self.dt)
             for name in ("duration", "fixation", "stimulus", "delay")

@@ -17,7 +17,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray, PyTree
 
-from .._checks import require_size, require_sizes
+from .._checks import require_size
 from ._cells import AbstractCell, RateCell
 from ._linear_tasks import Constant, is_short_trial, is_unstable_step
 from ._measures import check_fraction, epochs_to, with_recurrent
@@ -459,10 +459,10 @@ def _descent_rate(
 
 
 def _snapshot_steps(steps: int, every: int | None) -> np.ndarray:
-    require_sizes(steps=steps)
+    require_size("steps", steps)
     if every is None:
         return np.array([steps])
-    require_sizes(snapshot_every=every)
+    require_size("snapshot_every", every)
     return np.unique(np.append(np.arange(every, steps + 1, every), steps))
 
 

@@ -68,7 +68,7 @@ class AbstractTask(eqx.Module):
 
     def __check_init__(self):
         for name, value in vars(self).items():
-            if isinstance(value, int | float | tuple) and not np.all(np.isfinite(value)):
+            if any(isinstance(part, float) and not math.isfinite(part) for part in jax.tree.leaves(value)):
                 raise ValueError(f"`{name}` must be finite, got {value}.")
 
     @property
