@@ -1,4 +1,4 @@
-"""Gradient flow by a tight general-purpose solver, sharing no code with the library."""
+"""Balanced weights, and their gradient flow by a tight general-purpose solver: no code of the library."""
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -27,3 +27,22 @@ def stacked(w1, w2):
     """The state QQᵀ."""
     q = np.concatenate([w1.T, w2])
     return q @ q.T
+
+
+def balanced_weights(sizes, lam, rank):
+    """W1 = R S1 Vᵀ and W2 = U S2 Rᵀ with s2² − s1² = λ on `rank` hidden directions."""
+    n_in, n_hidden, n_out = sizes
+    rng = np.random.default_rng(0)
+    u, v, r = (np.linalg.qr(rng.normal(size=(n, n)))[0] for n in (n_out, n_in, n_hidden))
+    a = np.zeros(rank)
+    a[: min(n_in, n_out, rank)] = rng.uniform(0.3, 1.2, size=min(n_in, n_out, rank))
+    first, second = (np.sqrt((np.sqrt(lam**2 + 4 * a**2) + sign * lam) / 2) for sign in (-1, 1))
+    s1, s2 = np.zeros((n_hidden, n_in)), np.zeros((n_out, n_hidden))
+    np.fill_diagonal(s1[:rank], first[:n_in])
+    np.fill_diagonal(s2[:, :rank], second[:n_out])
+    return r @ s1 @ v.T, u @ s2 @ r.T
+
+
+def off(a, b):
+    """Relative distance of two arrays."""
+    return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b)))

@@ -81,7 +81,14 @@ def test_rank_deficient_task(lam):
 
 
 @pytest.mark.parametrize(
-    ("name", "lam"), [("funnel", -2.0), pytest.param("inverted", -2.0, marks=pytest.mark.slow)]
+    ("name", "lam"),
+    [
+        ("funnel", -2.0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("inverted", -2.0), ("square", 0.0), ("wide", 0.0), ("projector", 1.5))
+        ),
+    ],
 )
 def test_riccati_equation(name, lam):
     """dM/dt by automatic differentiation is FM + MF − M², with −λ/2 on inputs and +λ/2 on outputs.

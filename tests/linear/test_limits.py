@@ -159,15 +159,69 @@ def test_lazy_limit_refuses_rotating_layers():
         linear.lazy_limit(bottleneck, task, jnp.array([1.0]))
 
 
-@pytest.mark.slow
-def test_rotation_happens_at_the_rotation_time():
-    """Bottleneck at λ = 100: the plateau lasts for many times 1/λ and is left at about 2|λ|/s₁²."""
-    task = linear.random_regression(4, 4, 12, key=jr.key(1))
-    network = linear.lambda_balanced(4, 2, 4, lam=100.0, key=jr.key(5))
-    scale = float(linear.rotation_time(task, 100.0))
-    times = jnp.concatenate([jnp.array([0.0]), scale * jnp.array([0.01, 0.02, 100.0])])
-    loss = linear.function_loss(linear.exact_flow(network, task, times).function, task) - task.constant
-    assert abs(loss[2] / loss[1] - 1) < 0.05 and loss[3] < 0.8 * loss[2]
+@pytest.mark.parametrize(
+    ("shape", "sign"), [((4, 2, 4), 1), ((4, 2, 4), -1), ((2, 2, 4), 1), ((4, 2, 2), -1)]
+)
+def test_layers_rotate_at_the_rotation_time(shape, sign):
+    """Large |λ|, where the strong layer is |λ| times a projector Π that cannot stay.
+
+    Rates of the strong layer's directions are |λ|/2 + s²/|λ|: Π is that on exp(ΣΣᵀt/λ) W2(0), whatever λ
+    is if t is told in units of it, and the loss ‖(I − Π)Σ‖²/2. (For λ < 0 of the transposed network.)
+    """
+    task = linear.random_regression(shape[0], shape[2], 12, key=jr.key(1))
+    share = np.array([0.05, 0.3, 1.0, 2.0, 4.0])
+    errors = []
+    for lam in (100.0, 300.0):
+        network = linear.lambda_balanced(*shape, lam=sign * lam, key=jr.key(5))
+        times = share * float(linear.rotation_time(task, sign * lam))
+        loss = linear.function_loss(linear.exact_flow(network, task, times).function, task) - task.constant
+        strong, sigma = np.asarray(network.w2), np.asarray(task.sigma_yx)
+        if sign < 0:
+            strong, sigma = np.asarray(network.w1).T, sigma.T
+        values, u = np.linalg.eigh(sigma @ sigma.T)
+        # At the rotation time the strongest direction has grown by e².
+        np.testing.assert_allclose(np.exp(values[-1] * times[2] / lam), np.exp(2.0), rtol=1e-12)
+        expected = []
+        for t in times:
+            frame = np.linalg.qr((u * np.exp((values - values[-1]) * t / lam)) @ u.T @ strong)[0]
+            expected.append(0.5 * np.linalg.norm(sigma - frame @ frame.T @ sigma) ** 2)
+        # Much of the loss is lost around this time, long after 1/λ.
+        assert expected[0] / expected[1] < 2 < 4 * expected[2] / expected[3]
+        errors.append(np.abs(loss - np.array(expected)) / expected[0])
+    assert np.max(errors[1]) < 1e-4
+    # Corrections are of order λ⁻²: nine times smaller.
+    np.testing.assert_allclose(np.linalg.norm(errors[0]) / np.linalg.norm(errors[1]), 9.0, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sign"), [((3, 3, 3), 1), ((3, 3, 3), -1), ((4, 2, 2), 1), ((2, 2, 4), -1)]
+)
+def test_lazy_kernels_move_by_the_fourth_power(shape, sign):
+    """The kernel distance after training is O(λ⁻⁴) where the strong layer can stay: 81 times less at 3|λ|."""
+    task = linear.random_regression(shape[0], shape[2], 12, key=jr.key(1))
+    distances = []
+    for lam in (100.0, 300.0):
+        network = linear.lambda_balanced(*shape, lam=sign * lam, key=jr.key(3))
+        distances.append(linear.ntk_distance(linear.limit(network, task), task, start=network)[0])
+    assert distances[0] < 1e-8
+    # 1e-10 is a difference of numbers next to 1; and corrections are of relative order λ⁻².
+    np.testing.assert_allclose(distances[0] / distances[1], 81.0, rtol=0.01)
+
+
+def test_unused_directions_decay_as_one_over_time():
+    """λ = 0 and more units than the task has modes: the rest of QQᵀ obeys dM/dt = −M², each layer has half.
+
+    From a strength m it is 1/(t + 1/m), and weights of both layers share it equally.
+    """
+    sigma = 1.3 * np.outer([0.6, 0.8, 0.0], [0.0, 0.6, 0.8])
+    network = linear.lambda_balanced(3, 3, 3, lam=0.0, key=jr.key(3))
+    times = np.array([1e3, 1e5])
+    exact = linear.exact_flow(network, linear.Task.from_correlation(sigma), times)
+    for gram in (exact.input_gram, exact.output_gram):
+        left = np.linalg.eigvalsh(np.asarray(gram))
+        np.testing.assert_allclose(left[:, 2], 1.3, rtol=1e-10)
+        for index, t in enumerate(times):
+            np.testing.assert_allclose(left[index, :2] * t, 0.5, rtol=10 / t)
 
 
 def test_shallow_network_with_any_inputs():

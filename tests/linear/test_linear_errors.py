@@ -24,8 +24,8 @@ def many():
     return jax.vmap(lambda key: linear.lambda_balanced(3, 3, 3, 1.0, key=key))(jr.split(KEY, 2))
 
 
-def task():
-    return linear.Task.from_correlation(jnp.eye(3))
+def task(size=3):
+    return linear.Task.from_correlation(jnp.eye(size))
 
 
 def data():
@@ -77,9 +77,17 @@ def cast(network):
         (lambda: linear.exact_flow(square(), task(), [1.0], tau=0.0), ["`tau`", "positive"]),
         (lambda: linear.exact_flow(square(), task(), [1.0], tolerance=-1.0), ["`tolerance`"]),
         (lambda: linear.exact_flow(square(), task(), [1.0], lam=1.1), ["`lam`", "1.1", "contradicts"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], lam=1 + 1e-6), ["1.000001", "contradicts"]),
         (
             lambda: linear.exact_flow(linear.gaussian(3, 3, 3, key=KEY), task(), [1.0]),
-            ["not λ-balanced", "residual", "1e-08", "integrate_flow", "lambda_balanced"],
+            ["not λ-balanced", "residual", "1e-08", "integrate_flow", "lambda_balanced", "best λ is "],
+        ),
+        (
+            lambda: linear.exact_flow(
+                linear.Network(np.diag([1.0, 2.0]), np.diag([2.0, 2.0])), task(2), [1.0]
+            ),
+            # D = diag(3, 0), QᵀQ = diag(5, 8): λ = 15/13, ‖QD − λQ‖² = 5 (24/13)² + 8 (15/13)².
+            ["best λ is 1.15385", "(tr(D)/n_hidden = 1.5)", "residual 0.182"],
         ),
         (
             lambda: linear.exact_flow(
@@ -93,6 +101,10 @@ def cast(network):
         ),
         (lambda: linear.lambda_balanced(5, 5, 3, 1.0, key=KEY), ["`n_out` = 3", "λ < 0 and λ = 0"]),
         (lambda: linear.lambda_balanced(3, 5, 5, -1.0, key=KEY), ["`n_in` = 3", "λ > 0 and λ = 0"]),
+        (
+            lambda: linear.lambda_balanced(3, 5, 4, -1.0, key=KEY),
+            ["λ < 0", "`n_in` = 3", "only λ = 0", "rank="],
+        ),
         (lambda: linear.lambda_balanced(3, 3, 3, rank=4, key=KEY), ["`rank`", "3", "4"]),
         (lambda: linear.lambda_balanced(3, 3, 3, scale=-1.0, key=KEY), ["`scale`", "-1"]),
         (lambda: linear.lambda_balanced(3, 3, 3, np.nan, key=KEY), ["`lam`", "finite"]),
@@ -253,6 +265,25 @@ def test_float32_that_cannot_hold_the_weaker_layer_warns():
         single = linear.Network(network.w1.astype(jnp.float32), network.w2.astype(jnp.float32))
         with pytest.warns(UserWarning, match="float32.*Use float64") if is_weak else contextlib.nullcontext():
             linear.exact_flow(single, task, jnp.array([1.0], jnp.float32))
+
+
+def test_float32_of_many_units_warns():
+    """The rounding of a mode, 4 (N_i + N_o) roundings of the largest, passes 1e-4 at 210 units."""
+    for size, is_large in ((104, False), (105, True)):
+        network = linear.lambda_balanced(size, 1, size, lam=0.0, key=KEY)
+        single = linear.Network(network.w1.astype(jnp.float32), network.w2.astype(jnp.float32))
+        task = linear.Task.from_correlation(np.eye(size, dtype=np.float32))
+        with (
+            pytest.warns(UserWarning, match="float32.*Use float64") if is_large else contextlib.nullcontext()
+        ):
+            linear.exact_flow(single, task, jnp.array([1.0], jnp.float32))
+
+
+def test_a_given_balance_may_differ_by_rounding():
+    """1e-8 of the squared weights are allowed, where these are above 1."""
+    network = square()
+    exact, told = (linear.exact_flow(network, task(), [1.0], lam=lam) for lam in (None, 1 + 1e-10))
+    np.testing.assert_allclose(told.qqt, exact.qqt, rtol=1e-8)
 
 
 def test_integers_beyond_32_bits_are_numbers_like_others():
