@@ -1,8 +1,13 @@
-"""Matrix products keep all digits of float32, which a GPU does not give unless it is asked."""
+"""What all functions of the room do alike.
+
+Matrix products keep all digits of float32, which a GPU does not give unless it is asked; and values that are
+known may be used inside a compiled program, where JAX traces every operation on them.
+"""
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import pytest
 
 from nullcline import linear
@@ -71,3 +76,28 @@ def test_products_are_in_full_precision(name):
     seen = list(products(jax.make_jaxpr(call)(*arrays).jaxpr))
     highest = jax.lax.Precision.HIGHEST
     assert seen and all(precision == (highest, highest) for precision in seen)
+
+
+MODES = jnp.asarray([0.5, 1.0], jnp.float32)
+LAYERS = jnp.asarray([[0.5, 1.0], [0.6, 1.1], [0.7, 1.2]], jnp.float32)
+KNOWN = CALLS | {
+    "mode_flow": lambda n, t: linear.mode_flow(MODES, MODES, TIMES, lam=1.0),
+    "deep_mode_flow": lambda n, t: linear.deep_mode_flow(MODES, MODES, TIMES, depth=3),
+    "layer_flow": lambda n, t: linear.layer_flow(MODES, LAYERS, TIMES),
+    "rotation_time": lambda n, t: linear.rotation_time(t, 3.0),
+    "gaussian": lambda n, t: linear.gaussian(3, 3, 3, "scaled", alphas=tuple(jnp.ones(2)), key=jr.key(0)),
+    "autoencoder_task": lambda n, t: linear.autoencoder_task(t.data[0]),
+    "forgetting": lambda n, t: linear.forgetting(t, n.function, n.function),
+    "weights": lambda n, t: linear.lambda_balanced(
+        3, 3, 3, jnp.asarray(0.5), strengths=jnp.ones(3), key=jr.key(0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("kind", [jnp.asarray, np.asarray])
+def test_known_values_inside_jit(name, kind):
+    """Whoever compiles a loss of some parameter uses networks, tasks and times that are constants of it."""
+    matrix, x = (kind(np.float32(m)) for m in (1.0 + np.diag([1.0, 2.0, 3.0]), 3**0.5 * np.eye(3)))
+    network, task = linear.Network(matrix, matrix), linear.Task(x, 2 * x)
+    jax.eval_shape(lambda unused: jax.tree.leaves(KNOWN[name](network, task)), 0.0)

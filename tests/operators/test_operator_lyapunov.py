@@ -3,6 +3,7 @@
 import warnings
 
 import cells
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -154,7 +155,10 @@ def test_kaplan_yorke(exponents, dimension):
 
 
 def test_kaplan_yorke_of_a_batch_and_of_nonsense():
-    both = operators.kaplan_yorke(jnp.array([[0.5, -1.0], [-0.1, -0.5]]))
+    exponents = jnp.array([[0.5, -1.0], [-0.1, -0.5]])
+    both = operators.kaplan_yorke(exponents)
+    # Known values inside a compiled program.
+    np.testing.assert_array_equal(jax.jit(lambda: operators.kaplan_yorke(exponents))(), both)
     np.testing.assert_allclose(both, [1.5, 0.0])
     with pytest.raises(ValueError, match=r"NaN or \+inf"):
         operators.kaplan_yorke(jnp.array([0.1, jnp.nan]))

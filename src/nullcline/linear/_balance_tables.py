@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from .._checks import as_float, require_integer, require_positive
+from .._checks import as_float, is_concrete, require_integer, require_positive
 
 Scheme = Literal["lecun", "glorot", "he", "scaled"]
 Limit = Literal["r=k", "r->0", "r->inf", "k->0", "k->inf"]
@@ -66,14 +66,16 @@ class ExpectedBalance:
         return math.inf if size == 0 else self.distance / size
 
 
-def check_scheme(scheme: str, alphas: tuple[float, float]) -> None:
+def check_scheme(scheme: str, alphas: tuple) -> None:
     """Raise unless the scheme exists and ``alphas`` are two scales that belong to it."""
     if scheme not in ("lecun", "glorot", "he", "scaled"):
         raise ValueError(f"`scheme` must be 'lecun', 'glorot', 'he' or 'scaled', got {scheme!r}.")
-    values = np.asarray(as_float("alphas", alphas))
-    if values.shape != (2,) or not ((values >= 0) & (values < 1e100)).all():
+    values = as_float("alphas", alphas)
+    is_known = is_concrete(values)
+    known = np.asarray(values) if is_known else np.ones(values.shape)
+    if known.shape != (2,) or not ((known >= 0) & (known < 1e100)).all():
         raise ValueError(f"`alphas` must be two numbers from 0 to below 1e100, got {alphas}.")
-    if scheme != "scaled" and tuple(alphas) != (1.0, 1.0):
+    if scheme != "scaled" and not (is_known and (known == 1).all()):
         raise ValueError(f"`alphas` belong to scheme 'scaled'; scheme {scheme!r} has none, got {alphas}.")
 
 

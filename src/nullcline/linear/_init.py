@@ -141,7 +141,7 @@ def gaussian(
     n_out: int,
     scheme: str = "lecun",
     *,
-    alphas: tuple[float, float] = (1.0, 1.0),
+    alphas: tuple[float | Float[Array, ""], float | Float[Array, ""]] = (1.0, 1.0),
     key: PRNGKeyArray,
 ) -> Network:
     r"""Independent Gaussian weights, as in practice. They are *not* λ-balanced, however wide the network.
@@ -161,15 +161,17 @@ def gaussian(
     require_sizes(n_in=n_in, n_hidden=n_hidden, n_out=n_out)
     check_scheme(scheme, alphas)
     require_key(key)
-    first, second = {
-        "lecun": (1 / n_in, 1 / n_hidden),
-        "he": (2 / n_in, 2 / n_hidden),
-        "glorot": (2 / (n_in + n_hidden), 2 / (n_hidden + n_out)),
-        "scaled": (alphas[0] ** 2 / n_in, alphas[1] ** 2 / n_hidden),
-    }[scheme]
+    first, second = np.sqrt(
+        {
+            "lecun": (1 / n_in, 1 / n_hidden),
+            "he": (2 / n_in, 2 / n_hidden),
+            "glorot": (2 / (n_in + n_hidden), 2 / (n_hidden + n_out)),
+            "scaled": (1 / n_in, 1 / n_hidden),
+        }[scheme]
+    )
     key1, key2 = jr.split(key)
-    w1 = np.sqrt(first) * jr.normal(key1, (n_hidden, n_in))
-    w2 = np.sqrt(second) * jr.normal(key2, (n_out, n_hidden))
+    w1 = alphas[0] * (first * jr.normal(key1, (n_hidden, n_in)))
+    w2 = alphas[1] * (second * jr.normal(key2, (n_out, n_hidden)))
     return Network(w1, w2)
 
 

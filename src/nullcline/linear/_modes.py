@@ -11,6 +11,7 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from .._checks import as_float, is_concrete, require_finite, require_positive, require_times
@@ -45,9 +46,10 @@ def check_modes(name: str, s: object, strengths: object, layers: int = 0) -> tup
     require_finite(name, others)
     if values.ndim != 1:
         raise ValueError(f"`s` must have one axis, the modes, got shape {values.shape}.")
-    if is_concrete(values) and bool(jnp.any(values < 0)):
+    # By NumPy: inside `jit` JAX would trace the comparison, even of values that are known.
+    if is_concrete(values) and (np.asarray(values) < 0).any():
         raise ValueError(
-            f"`s` must hold singular values, not negative, got {float(jnp.min(values))}. "
+            f"`s` must hold singular values, not negative, got {np.asarray(values).min()}. "
             "Flip one singular vector, and the sign of the strength, to make a mode positive."
         )
     if others.shape[-1:] != values.shape or others.ndim != 1 + layers:

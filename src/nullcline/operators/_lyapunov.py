@@ -73,7 +73,7 @@ def kaplan_yorke(exponents: Float[Array, "*batch count"]) -> Float[Array, "*batc
     exponents = jnp.asarray(exponents)
     if exponents.ndim == 0 or exponents.shape[-1] == 0:
         raise ValueError("`exponents` must hold at least one exponent.")
-    if is_concrete(exponents) and not bool(jnp.all(exponents < jnp.inf)):
+    if is_concrete(exponents) and not (np.asarray(exponents) < np.inf).all():
         raise ValueError("`exponents` must be numbers below infinity; NaN or +inf has no dimension.")
     size = exponents.shape[-1]
     ordered = jnp.sort(exponents, axis=-1)[..., ::-1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from .._checks import is_concrete
@@ -175,7 +176,8 @@ def parameter_operator(flow: "Flow", preconditioner: Mapping[str, Any] | None = 
             raise ValueError(
                 f"`preconditioner['{name}']` must be a number or have shape {leaf.shape}, got {value.shape}."
             )
-        if is_concrete(value) and not bool(jnp.all((value >= 0) & jnp.isfinite(value))):
+        # By NumPy: inside `jit` JAX would trace the comparison, even of values that are known.
+        if is_concrete(value) and not all(np.isfinite(x) and x >= 0 for x in np.asarray(value).flat):
             raise ValueError(f"`preconditioner['{name}']` must be nonnegative and finite.")
         scale[name] = jnp.broadcast_to(value, leaf.shape)
     return ParameterOperator(tangent, tangent, scale, False)
