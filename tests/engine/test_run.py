@@ -16,6 +16,8 @@ from nullcline.engine import Executor, FailedPointsWarning, Grid, WorkerError
 from nullcline.engine._child import Child, ask_child, pack, stop_children
 from nullcline.engine._compute import Float64Error
 from nullcline.engine._environment import computing
+from nullcline.engine._executors import _local
+from nullcline.engine._record import read_variables
 
 
 def run(study, out, **options):
@@ -229,6 +231,34 @@ def test_a_child_ends_with_its_parent():
     assert child.process.stdin
     child.process.stdin.close()
     assert child.process.wait(timeout=120) == 1
+
+
+class Programs(Squares):
+    """How many programs of one function the process has compiled before this point."""
+
+    source = "toy/programs"
+
+    def compute(self, n):
+        import jax.numpy as jnp
+
+        before = jnp.linalg.norm._cache_size()
+        jnp.linalg.norm(jnp.ones(n + 1))
+        return {"programs": before}
+
+
+class OtherPrograms(Programs):
+    source = "toy/other"
+
+
+def test_a_worker_keeps_the_programs_of_one_study(tmp_path):
+    """Within a study nothing is compiled twice; those of all studies would fill the memory of a laptop."""
+    child, seen = Child(_local()), []
+    for number, study in enumerate([Programs(), Programs(), Programs(), OtherPrograms()]):
+        path = tmp_path / f"{number}.nc"
+        path.write_bytes(child.ask(pack(study, {"n": number}), None))
+        seen.append(int(read_variables(path, {"programs": ()})["programs"][1]))
+    child.stop()
+    assert seen == [0, 1, 2, 0]
 
 
 def test_a_worker_that_cannot_start_is_an_error_and_no_failed_point(monkeypatch, tmp_path):

@@ -4,6 +4,9 @@ Run as ``python -m nullcline.engine._serve``. It ends when its parent does, or w
 for ten minutes.
 """
 
+import contextlib
+import ctypes
+import gc
 import os
 import queue
 import struct
@@ -37,6 +40,17 @@ def _reply(target: int, tag: bytes, content: bytes) -> None:
         message = message[os.write(target, message) :]
 
 
+def _forget_programs() -> None:
+    """Give back the memory of compiled programs: those of all studies together take several gigabytes."""
+    import jax
+
+    jax.clear_caches()
+    gc.collect()
+    # The allocator of glibc keeps what is freed until it is told; others have no such call.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def main() -> None:
     """Serve until the parent hangs up."""
     # A `print` in a study must not end up in the middle of a record.
@@ -52,6 +66,7 @@ def main() -> None:
     require_float64()
     provenance()  # imports and starts JAX, so that no time-out pays for it
     _reply(target, b"H", b"")
+    source = None
     while True:
         try:
             request = requests.get(timeout=IDLE_SECONDS)
@@ -62,6 +77,9 @@ def main() -> None:
         except Exception as error:
             _reply(target, b"E", "".join(traceback.format_exception_only(error)).encode())
         else:
+            if source not in (None, study.source):
+                _forget_programs()
+            source = study.source
             _reply(target, b"R", record(study, parameters))
 
 
