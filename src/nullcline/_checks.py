@@ -71,8 +71,9 @@ def require_key(key: object) -> None:
         got = repr(key) if key is None or isinstance(key, int) else f"a {type(key).__name__}"
         raise ValueError(f"`key` must be a random key, `jax.random.key(seed)`, got {got}.")
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    # Keys of the old kind, `jax.random.PRNGKey(seed)`, are vectors of two or four integers.
-    is_old = key.dtype == np.uint32 and key.shape in ((2,), (4,))
+    # Keys of the old kind, `jax.random.PRNGKey(seed)`, are vectors of as many integers as JAX is set to use.
+    words = jax.eval_shape(jax.random.PRNGKey, 0).shape
+    is_old = key.dtype == np.uint32 and key.shape == words
     if not (key.ndim == 0 if is_typed else is_old):
         raise ValueError(
             f"`key` must be one random key, `jax.random.key(seed)`, got {key.dtype} of shape {key.shape}; "
@@ -99,14 +100,24 @@ def require_finite(name: str, value: Array) -> None:
 
 
 def require_scalar(name: str, value: Any) -> Any:
-    """``value``, if it is one number; large integers as floats, since those of JAX end at 32 bits."""
-    is_number = hasattr(value, "__float__") and not isinstance(value, str | bytes)
-    if not is_number and not isinstance(value, list | tuple):
-        raise ValueError(f"`{name}` must be one number, got {value!r}.")
-    if np.ndim(value) != 0:
-        raise ValueError(
-            f"`{name}` must be one number, got shape {np.shape(value)}. Use `jax.vmap` for several."
-        )
+    """``value``, if it is one real number, of Python, NumPy or JAX or a scalar of another library.
+
+    Large integers become floats, since those of JAX end at 32 bits, and so does what JAX would not take.
+    """
+    try:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors with a gradient
+        raise ValueError(f"`{name}` must be one number, got a {type(value).__name__}: {error}") from None
+    if array.ndim != 0:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}. Use `jax.vmap` for several.")
+    # Integers beyond 64 bits are objects to NumPy.
+    is_real = isinstance(value, int) or any(
+        jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
+    )
+    if not is_real:
+        raise ValueError(f"`{name}` must be one number, real and of Python, NumPy or JAX, got {value!r}.")
+    if not isinstance(value, jax.Array | int | float | np.number | np.ndarray) or array.dtype.itemsize > 8:
+        value = float(array)
     if is_integer(value) and abs(value) > LARGEST_SIZE:
         try:
             return float(value)

@@ -64,6 +64,36 @@ def test_kernel_distance_does_not_depend_on_the_scale_of_the_weights():
         np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "scales"), [(jnp.float32, (1e-8, 3e4, 1e8)), (float, (1e-70, 1e70))])
+def test_balance_does_not_depend_on_the_scale_of_the_weights(dtype, scales):
+    """The residual is of fourth order in the weights: 1e-32 of those that are 1e-8."""
+    balanced, not_balanced = (
+        jax.tree.map(lambda w: w.astype(dtype), network)
+        for network in (
+            linear.lambda_balanced(3, 2, 3, 0.7, key=jr.key(2)),
+            linear.gaussian(3, 2, 3, key=jr.key(2)),
+        )
+    )
+    task = linear.Task.from_correlation(jr.normal(jr.key(1), (3, 3), dtype))
+    times, exact = jnp.asarray([0.0, 1.0], dtype), None
+    for scale in (1.0, *scales):
+        one, other = (
+            jax.tree.map(lambda w, scale=scale: w * jnp.asarray(scale, dtype), network)
+            for network in (balanced, not_balanced)
+        )
+        lam, residual = linear.balance_residual(one)
+        # A flow of scaled weights is that of a scaled task at its own times: QQᵀ/a² of Σ/a² at a² t.
+        scaled = linear.Task.from_correlation(task.correlation * jnp.asarray(scale, dtype) ** 2)
+        flow = linear.exact_flow(one, scaled, times / jnp.asarray(scale, dtype) ** 2)
+        got = jnp.asarray([lam, *flow.function.ravel()]) / jnp.asarray(scale, dtype) ** 2
+        exact = got if exact is None else exact
+        digits = 1e-4 if dtype == jnp.float32 else 1e-12
+        np.testing.assert_allclose(got, exact, rtol=digits, atol=digits)
+        assert residual < digits < 0.01 < linear.balance_residual(other)[1]
+        with pytest.raises(ValueError, match="not λ-balanced"):
+            linear.exact_flow(other, scaled, times / jnp.asarray(scale, dtype) ** 2)
+
+
 def test_tiny_strengths():
     for dtype, scale in ((np.float32, 1e-10), (np.float64, 1e-80)):
         scale = jnp.asarray(scale, dtype)

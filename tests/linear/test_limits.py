@@ -157,6 +157,16 @@ def test_lazy_limit_refuses_rotating_layers():
     bottleneck = linear.lambda_balanced(4, 2, 4, lam=50.0, key=jr.key(0))
     with pytest.raises(ValueError, match="`n_hidden` = 2 and `n_out` = 4"):
         linear.lazy_limit(bottleneck, task, jnp.array([1.0]))
+    # λ = 0, read off weights as rounding noise, has no such limit either.
+    square = linear.lambda_balanced(4, 4, 4, lam=0.0, key=jr.key(0))
+    with pytest.raises(ValueError, match="got λ = 0, "):
+        linear.lazy_limit(square, task, jnp.array([1.0]))
+    # Where nothing can raise, nothing is claimed.
+    limit = jax.jit(lambda network: linear.lazy_limit(network, task, jnp.array([0.0, 1.0])).function)
+    right = linear.lambda_balanced(4, 4, 4, lam=50.0, key=jr.key(0))
+    assert np.isfinite(limit(right)).all()
+    for wrong in (square, bottleneck, linear.gaussian(4, 4, 4, key=jr.key(0))):
+        assert np.isnan(limit(wrong)).all()
 
 
 @pytest.mark.parametrize(

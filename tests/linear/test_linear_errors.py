@@ -1,12 +1,14 @@
 """What is refused, and what the refusal says."""
 
 import contextlib
+import decimal
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import torch
 
 from nullcline import linear
 
@@ -219,6 +221,16 @@ def cast(network):
         (lambda: linear.expected_balance(3.5, 3, 3), ["`n_in`", "3.5"]),
         (lambda: linear.lambda_balanced(2**33, 3, 3, key=KEY), ["`n_in`", "2147483647", "8589934592"]),
         (lambda: linear.exact_flow(square(), task(), [1.0], tau=10**400), ["`tau`", "range"]),
+        (lambda: linear.exact_flow(square(), task(), [1.0], tau=decimal.Decimal(1)), ["`tau`", "Decimal"]),
+        (
+            lambda: linear.gradient_descent(square(), task(), np.array(1j), 5),
+            ["`learning_rate`", "real", "1.j"],
+        ),
+        (lambda: linear.lambda_balanced(3, 3, 3, np.complex128(1), key=KEY), ["`lam`", "real"]),
+        (
+            lambda: linear.exact_flow(square(), task(), [1.0], tau=torch.ones((), requires_grad=True)),
+            ["`tau`", "Tensor", "detach"],
+        ),
         (lambda: linear.exact_flow(square(), task(), [1.0], tau=np.str_("1")), ["`tau`", "one number"]),
         (lambda: linear.ntk(square(), data(), max_bytes="1"), ["`max_bytes`", "'1'"]),
         (lambda: linear.rsm(square(), data(), cutoff=None), ["`cutoff`", "None"]),
@@ -230,6 +242,18 @@ def cast(network):
         (
             lambda: linear.observe_flow(square(), task(), [1.0], "loss"),
             ["`observe`", "linear.loss", "'loss'"],
+        ),
+        (lambda: linear.observe_flow(square(), task(), [1.0], None), ["`observe`", "linear.loss", "None"]),
+        (lambda: linear.exact_sequence(square(), None, [1.0]), ["`tasks`", "None"]),
+        (lambda: linear.exact_sequence(square(), [task()], jnp.asarray(1.0)), ["`durations`", "list"]),
+        (lambda: linear.whiten(np.eye(3), center=None), ["`center`", "None"]),
+        (lambda: linear.layer_flow([1.0], np.zeros((0, 1)), [1.0]), ["`w0`", "(0, 1)"]),
+        (lambda: linear.gaussian(3, 3, 3, key=jax.random.PRNGKey(0, impl="rbg")), ["`key`", "(4,)"]),
+        (
+            lambda: jax.vmap(lambda network: linear.exact_flow(network, task(), [0.0, 1.0]))(
+                many()
+            ).network_at(),
+            ["batch", "(2,)", "jax.vmap"],
         ),
         (lambda: linear.aligned(linear.Task(np.zeros((3, 8)), np.ones((3, 8))), 2, key=KEY), ["no variance"]),
         # What the data contradict.
@@ -277,6 +301,25 @@ def test_float32_of_many_units_warns():
             pytest.warns(UserWarning, match="float32.*Use float64") if is_large else contextlib.nullcontext()
         ):
             linear.exact_flow(single, task, jnp.array([1.0], jnp.float32))
+
+
+def test_advice_on_rounding_is_given_where_it_helps():
+    """Weights that are off by more than the rounding of float32 are not told to be float32."""
+    noise = linear.Network(*(w + 1e-5 * jr.normal(KEY, w.shape) for w in (square().w1, square().w2)))
+    for call in (
+        lambda: linear.exact_flow(noise, task(), [1.0]),
+        lambda: linear.exact_flow(noise, task(), [1.0], tolerance=1e-7),
+    ):
+        with pytest.raises(ValueError, match="not λ-balanced") as caught:
+            call()
+        assert "tolerance=" not in str(caught.value)
+    assert linear.exact_flow(cast(square()), task(), [1.0], tolerance=1e-7).is_ok
+
+
+def test_scalars_of_other_libraries_are_numbers():
+    exact = linear.exact_flow(square(), task(), [1.0], tau=2.0)
+    for two in (torch.tensor(2.0), np.longdouble(2), np.array(2), np.float32(2)):
+        np.testing.assert_array_equal(linear.exact_flow(square(), task(), [1.0], tau=two).g1, exact.g1)
 
 
 def test_a_given_balance_may_differ_by_rounding():

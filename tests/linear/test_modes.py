@@ -246,6 +246,15 @@ def test_unequal_layers():
     np.testing.assert_allclose(flow.strength[:, 2:], equal, rtol=1e-7)
 
 
+def test_bad_times_of_unequal_layers_show_in_the_result():
+    """Inside a compiled program nothing can raise, and the solver must not abort it."""
+    flow = jax.jit(lambda t: linear.layer_flow(jnp.array([1.0]), jnp.array([[0.1], [0.2]]), t))
+    assert flow(jnp.array([0.5, 1.0])).is_solved.all()
+    for times in ([1.0, 0.5], [-1.0, 0.5], [0.0, jnp.nan]):
+        bad = flow(jnp.array(times))
+        assert not bad.is_solved.any() and np.isnan(bad.layers).all()
+
+
 def test_a_mode_at_rest_without_a_task_stays_there():
     flow = linear.layer_flow(
         jnp.array([0.0, 1.0]), jnp.array([[0.0, 0.5], [0.0, 0.5]]), jnp.array([0.0, 1.0])

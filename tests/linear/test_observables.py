@@ -237,3 +237,18 @@ def test_whitening():
     expected = 0.5 * (jnp.sum(y**2) / 9 - jnp.sum(task.sigma_yx**2))
     np.testing.assert_allclose(task.constant, expected, rtol=1e-12)
     assert linear.Task(x, y).is_isotropic
+
+
+def test_units_beyond_the_inputs_and_outputs_are_not_lost():
+    """Eight units of a 3-8-3 network, of which the factors hold six columns: λ* is a mean over all."""
+    network = linear.lambda_balanced(3, 8, 3, lam=2.0, rank=2, key=jr.key(1))
+    task = linear.random_regression(3, 3, 9, key=jr.key(0))
+    exact = linear.exact_flow(network, task, [0.0, 1.0])
+    late = exact.network_at(-1)
+    assert "3-8-3" in repr(exact) and exact.n_hidden == late.n_hidden == 8
+    np.testing.assert_allclose(linear.fitted_lambda(late), 0.5, rtol=1e-12)
+    np.testing.assert_allclose(linear.balance_distance(late), linear.balance_distance(network), rtol=1e-12)
+    np.testing.assert_allclose(late.function, exact.function[1], atol=1e-14)
+    flow = linear.integrate_flow(network, task, [0.0, 1.0])
+    assert flow.n_hidden == 8
+    np.testing.assert_allclose(linear.fitted_lambda(flow.network_at(-1)), 0.5, rtol=1e-8)

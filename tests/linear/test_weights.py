@@ -61,6 +61,16 @@ def test_inputs_on_a_subspace():
     assert error(network, task, 16) < 1e-6
 
 
+def test_wide_networks():
+    """More hidden units than inputs and outputs: the exact factors have fewer columns than the weights."""
+    task = linear.random_regression(2, 2, 8, key=jr.key(1))
+    for network in (
+        linear.lambda_balanced(2, 6, 2, lam=0.0, key=jr.key(0)),
+        linear.lambda_balanced(2, 6, 2, lam=1.0, rank=2, key=jr.key(0)),
+    ):
+        assert error(network, task, 16) < 1e-6
+
+
 @pytest.mark.filterwarnings("ignore:.*too few")
 def test_steps_that_overflow_lose_the_rotation_alone():
     task = linear.random_regression(3, 3, 8, key=jr.key(1))

@@ -34,7 +34,7 @@ class Basis(NamedTuple):
     a: Float[Array, ""]  # |λ|/2: the part of the exponent that all growing rows share
     delta: Float[Array, " ups"]  # l − a ≥ 0, zero outside the task
     size: Float[Array, " ups"]  # |eigenvalue| of each row up
-    grows: Array  # whether the eigenvalue of each row up is positive
+    grows: Array  # whether the eigenvalue of each row up is +size: an eigenvalue of 0 has derivatives as well
     c: Float[Array, " k"]  # input and output part of the growing eigenvector of each pair
     z: Float[Array, " k"]
     blur: Float[Array, " rows"]  # rounding that the singular vectors leave in each row up and down
@@ -57,31 +57,31 @@ def task_basis(
     s = _resolved(s, max(n_in, n_out))
     # Not `abs`, whose derivative at λ = 0 is 0: the branch λ ≥ 0 is taken throughout.
     a = jnp.where(lam >= 0, lam, -lam) / 2
-    # Guarded twice, so that derivatives are finite at s = λ = 0 as well.
+    # Guarded twice, so that derivatives are finite at s = λ = 0 as well. Any vector is an eigenvector there:
+    # those that λ → 0 from above has in the limit have derivatives with respect to it.
     is_zero = (s == 0) & (lam == 0)
-    rate = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, a**2 + s**2)))
+    rate = jnp.where(is_zero, a, jnp.sqrt(jnp.where(is_zero, 1, a**2 + s**2)))
     safe = jnp.where(is_zero, 1, rate)
     delta = jnp.where(is_zero, 0, s**2 / (safe + a))
-    half = jnp.sqrt(jnp.asarray(0.5, s.dtype))
-    big = jnp.where(is_zero, half, jnp.sqrt((safe + a) / (2 * safe)))
-    small = jnp.where(is_zero, half, s / jnp.sqrt(2 * safe * (safe + a)))
+    big = jnp.where(is_zero, 1, jnp.sqrt((safe + a) / (2 * safe)))
+    small = jnp.where(is_zero, 0, s / jnp.sqrt(2 * safe * (safe + a)))
     c, z = jnp.where(lam >= 0, small, big), jnp.where(lam >= 0, big, small)
 
     p1, p2, k = v.T @ w1t, u.T @ w2, len(s)
     up, down = c[:, None] * p1 + z[:, None] * p2, z[:, None] * p1 - c[:, None] * p2
-    size, grows = rate, rate > 0
+    size, grows = rate, jnp.ones(k, bool)
     if n_in != n_out:
         if n_in > n_out:
-            outside, sign = w1t - v @ p1, -lam
+            outside, is_up = w1t - v @ p1, lam < 0
             v = jnp.concatenate([v, jnp.eye(n_in, dtype=v.dtype) - v @ v.T], axis=1)
         else:
-            outside, sign = w2 - u @ p2, lam
+            outside, is_up = w2 - u @ p2, lam >= 0
             u = jnp.concatenate([u, jnp.eye(n_out, dtype=u.dtype) - u @ u.T], axis=1)
         rows = outside.shape[0]
         up = jnp.concatenate([up, outside])
         delta = jnp.concatenate([delta, jnp.zeros(rows, delta.dtype)])
         size = jnp.concatenate([size, jnp.full(rows, a)])
-        grows = jnp.concatenate([grows, jnp.full(rows, sign > 0)])
+        grows = jnp.concatenate([grows, jnp.full(rows, is_up)])
 
     norm = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(w1t) ** 2) + jnp.sum(jax.lax.stop_gradient(w2) ** 2))
     blur1, blur2 = (_blur(s, p, w, n_in + n_out) for p, w in ((p1, w1t), (p2, w2)))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from .._checks import require_positive, require_size, require_times
+from .._checks import are_sorted, require_positive, require_size, require_times
 from ._modes import check_modes
 
 # While |s / u| is below 1/8 or above 8, this many terms of a geometric series reach rounding.
@@ -271,9 +271,11 @@ def layer_flow(
     tolerance = require_positive("rtol", rtol)
     max_steps = require_size("max_steps", max_steps)
     times = require_times(times, w0)
-    t = times / tau
+    # Times that the solver would refuse from inside a compiled program: it gets others, and the result tells.
+    is_good = are_sorted(times) & (jnp.asarray(tau) > 0)
+    t = jnp.where(is_good, times / tau, 0)
     layers, is_solved = _solve_layers(s, w0, t, tolerance, max_steps)
-    return LayerFlow(times, layers, is_solved)
+    return LayerFlow(times, jnp.where(is_good, layers, jnp.nan), is_solved & is_good)
 
 
 @eqx.filter_jit

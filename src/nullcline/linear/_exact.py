@@ -24,7 +24,7 @@ from .._order import after
 from .._precision import full_precision
 from ._basis import rounding_floor, task_basis
 from ._charts import factors, leading_factors, make_chart, scales_at
-from ._network import Network, balance, balance_residual, fit_balance, largest_square
+from ._network import Network, balance_residual, fit_balance
 from ._task import Task, isotropy_tolerance, require_task
 from ._trajectory import BAD_TIMES, FAILED, NOT_WHITE, OK, UNBALANCED, Trajectory
 
@@ -142,17 +142,17 @@ def observe_flow(
     What ``observe`` returns, networks (of a batch) and times in front; NaN, where nothing can raise, if the
     flow is not defined.
     """
+    if not callable(observe):
+        raise ValueError(
+            "`observe` must be a function of a trajectory and a task, such as `linear.loss`, got "
+            f"{observe!r}."
+        )
     return _evaluate(network, task, times, tau, lam, tolerance, observe)
 
 
 def _evaluate(network, task, times, tau, lam, tolerance, observe):
     """Check the arguments, choose the charts, solve."""
     times = require_times(times)
-    if not (observe is None or callable(observe)):
-        raise ValueError(
-            "`observe` must be a function of a trajectory and a task, such as `linear.loss`, got "
-            f"{observe!r}."
-        )
     is_batch = observe is not None and isinstance(network, Network) and network.w1.ndim == 3
     check_fit(network, task, ndim=3 if is_batch else 2)
     w1, w2 = network.w1, network.w2
@@ -214,8 +214,7 @@ def on_span(network: Network, task: Task) -> Network:
 
 def read_balance(network: Network, tolerance) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The λ that the exact flow takes weights to have, and how badly it fits."""
-    top = largest_square(network.q)
-    lam, residual = fit_balance(network.q, balance(network), top)
+    lam, residual, top = fit_balance(network)
     # A λ that is rounding noise of zero would turn the saddles of zero-balanced weights into escapes. Seen of
     # weights from 4 to 256 units: at most 1.6 roundings of the largest square.
     return jnp.where(jnp.abs(lam) <= 16 * tolerance * top, lam - jax.lax.stop_gradient(lam), lam), residual
@@ -323,7 +322,7 @@ def _solve(w1, w2, data, svd, times, ends, tau, lam, tolerance, known, entries, 
         g1, g2 = factors_at(index, scales)
         if observe is None:
             return g1, g2
-        now = Trajectory(time[None], g1[None], g2[None], basis.v, basis.u, status)
+        now = Trajectory(time[None], g1[None], g2[None], basis.v, basis.u, status, hidden)
         return jax.tree.map(lambda seen: seen[0], observe(now, task))
 
     count = clock.shape[0]
@@ -336,7 +335,7 @@ def _solve(w1, w2, data, svd, times, ends, tau, lam, tolerance, known, entries, 
     g1, g2 = seen
     # A factorization that failed is NaN in every entry.
     status = jnp.where((status == OK) & ~jnp.isfinite(g1[:, 0, 0]).all(), FAILED, status)
-    return Trajectory(times, g1, g2, basis.v, basis.u, status)
+    return Trajectory(times, g1, g2, basis.v, basis.u, status, hidden)
 
 
 @partial(jax.jit, static_argnums=(9, 10, 11, 12))
@@ -426,6 +425,10 @@ def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: flo
     for name, value in (("w1", w1), ("w2", w2)):
         if not np.isfinite(value).all():
             raise ValueError(f"`{name}` must be finite, got NaN or infinite entries.")
+    # As in `fit_balance`: a power of two, so that fourth powers neither overflow nor vanish.
+    unit = np.ldexp(w1.dtype.type(1), np.frexp(max(np.max(np.abs(w1)), np.max(np.abs(w2))))[1])
+    square = np.float64(unit) ** 2
+    w1, w2 = w1 / unit, w2 / unit
     left, right = w1 @ w1.T, w2.T @ w2
     d, gram = right - left, right + left
     total = float(np.trace(gram))
@@ -441,19 +444,21 @@ def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: flo
     residual = gap / (np.sqrt(total) * top) if total > 0 else 0.0
     bound = max(balance_tolerance(w1.dtype), 10 * tolerance)
     if residual > bound:
-        is_rounding = w1.dtype == np.float64 and residual < balance_tolerance(np.dtype(np.float32))
+        # What `tolerance=1e-7` would allow.
+        is_rounding = bound < residual <= 1e-6 and w1.dtype == np.float64
         hint = (
             " If they once were float32, give them as such, or tell `exact_flow`: `tolerance=1e-7`."
             if is_rounding
             else ""
         )
         raise ValueError(
-            f"`network` is not λ-balanced: the best λ is {seen:.6g} (tr(D)/n_hidden = "
-            f"{np.trace(d) / len(d):.6g}) with relative residual {residual:.3g}, allowed {bound:.0e}. The "
-            "exact solution does not hold: use `linear.integrate_flow`, or draw weights with "
-            f"`linear.lambda_balanced`.{hint}"
+            f"`network` is not λ-balanced: the best λ is {square * seen:.6g} (tr(D)/n_hidden = "
+            f"{square * np.trace(d) / len(d):.6g}) with relative residual {residual:.3g}, allowed "
+            f"{bound:.0e}. The exact solution does not hold: use `linear.integrate_flow`, or draw weights "
+            f"with `linear.lambda_balanced`.{hint}"
         )
-    _warn_of_float32(w1, w2)
+    _warn_of_float32(w1 * unit, w2 * unit)
+    seen, top = square * seen, square * top
     if lam is not None and abs(float(lam) - seen) > bound * max(1.0, top):
         raise ValueError(
             f"`lam` = {float(lam):.9g} contradicts the weights, which are balanced with λ = {seen:.9g}. "

@@ -19,7 +19,7 @@ from .._checks import (
     require_times,
 )
 from .._precision import full_precision
-from ._exact import balance_tolerance, check_fit, exact_flow, on_span
+from ._exact import balance_tolerance, check_fit, exact_flow, on_span, read_balance
 from ._network import Network, balance_distance, balance_residual
 from ._task import Task, require_task
 from ._trajectory import Trajectory
@@ -219,6 +219,10 @@ def lazy_limit(network: Network, task: Task, times: Float[Array, " time"], *, ta
     tau
         Time constant, the inverse learning rate.
 
+    Returns
+    -------
+    The limit; NaN where it does not exist and values cannot be inspected (``jit``).
+
     Notes
     -----
     Theorem 4.2.3 of anguita2024 omits the condition, and equations 4.18 and 4.19 omit one of two terms of the
@@ -228,25 +232,29 @@ def lazy_limit(network: Network, task: Task, times: Float[Array, " time"], *, ta
     check_fit(network, task)
     _require_isotropic(task)
     t = require_times(times, network.w1) / tau * task.kappa
-    lam, _ = balance_residual(network)
+    # What is rounding noise of zero counts as zero, for which there is no such limit.
+    lam, _ = read_balance(network, float(jnp.finfo(network.w1.dtype).eps))
+    distance = balance_distance(network) / jnp.maximum(jnp.sum(network.q**2), jnp.finfo(lam.dtype).tiny)
+    allowed = balance_tolerance(network.w1.dtype)
+    has_width = ((lam > 0) & (network.n_hidden == network.n_out)) | (
+        (lam < 0) & (network.n_hidden == network.n_in)
+    )
     if is_concrete(lam, task.x):
         if not task.is_spanning:
             raise ValueError("The lazy limit needs inputs that span their whole space; use `exact_flow`.")
-        distance = float(balance_distance(network) / jnp.sum(network.q**2)) if lam != 0 else 0.0
-        allowed = balance_tolerance(network.w1.dtype)
         if distance > allowed:
             raise ValueError(
-                f"`network` is not strictly λ-balanced: relative distance {distance:.3g} from "
+                f"`network` is not strictly λ-balanced: relative distance {float(distance):.3g} from "
                 f"{float(lam):.3g}·I, allowed {allowed:.0e}. Use `exact_flow` or `integrate_flow`."
             )
         narrow, size = ("n_out", network.n_out) if lam > 0 else ("n_in", network.n_in)
-        if lam == 0 or network.n_hidden != size:
+        if not has_width:
             raise ValueError(
                 "The lazy limit exists for `n_hidden` = `n_out` with λ > 0 or `n_hidden` = `n_in` with λ < 0;"
                 f" got λ = {float(lam):.3g}, `n_hidden` = {network.n_hidden} and `{narrow}` = {size}. Use "
                 "`exact_flow`."
             )
-    size, target = jnp.abs(lam), task.target
+    size, target = jnp.where(has_width & (distance <= allowed), jnp.abs(lam), jnp.nan), task.target
     decay = jnp.exp(-size * t)[:, None, None]
     function = target[None] + (network.function - target)[None] * decay
     transposed = jnp.swapaxes(function, -1, -2)

@@ -52,7 +52,7 @@ def check_modes(name: str, s: object, strengths: object, layers: int = 0) -> tup
             f"`s` must hold singular values, not negative, got {np.asarray(values).min()}. "
             "Flip one singular vector, and the sign of the strength, to make a mode positive."
         )
-    if others.shape[-1:] != values.shape or others.ndim != 1 + layers:
+    if others.shape[-1:] != values.shape or others.ndim != 1 + layers or 0 in others.shape:
         raise ValueError(
             f"`{name}` must have shape {'(layers, modes)' if layers else '(modes,)'} with as many modes as "
             f"`s`, {values.size}, got {others.shape}."

@@ -109,11 +109,26 @@ def balance_residual(network: Network) -> tuple[Float[Array, "*batch"], Float[Ar
     """
     if _require_network(network).w1.ndim > 2:
         return jax.vmap(balance_residual)(network)
-    return fit_balance(network.q, balance(network), largest_square(network.q))
+    return fit_balance(network)[:2]
 
 
 @full_precision
-def largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
+def fit_balance(network: Network) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    r"""λ, its residual and about :math:`\|Q\|_2^2`, of one network."""
+    # Fourth powers of weights overflow, or vanish, at scales that their squares allow. Dividing by a power of
+    # two changes no digit.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(network.q)))
+    unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
+    network = Network(network.w1 / unit, network.w2 / unit)
+    q, d = network.q, balance(network)
+    qd, top, total = q @ d, _largest_square(q), jnp.sum(q * q)
+    safe = jnp.where(total > 0, total, 1)
+    lam = jnp.sum(q * qd) / safe
+    residual = jnp.linalg.norm(qd - lam * q) / (jnp.sqrt(safe) * jnp.where(top > 0, top, 1))
+    return lam * unit**2, residual, top * unit**2
+
+
+def _largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
     r"""About :math:`\|Q\|_2^2`, by a few power iterations."""
     gram = q.T @ q
     # The derivative of an eigenvalue needs none of its eigenvector.
@@ -127,16 +142,3 @@ def largest_square(q: Float[Array, "rows hidden"]) -> Float[Array, ""]:
     start = jnp.sum(fixed, axis=1) + jnp.max(jnp.abs(fixed), axis=1)
     direction = jax.lax.fori_loop(0, 8, iterate, start)
     return jnp.linalg.norm(gram @ direction)
-
-
-@full_precision
-def fit_balance(
-    q: Float[Array, "rows hidden"], d: Float[Array, "hidden hidden"], top: Float[Array, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    r"""λ and residual from :math:`Q`, :math:`D` and the scale :math:`\|Q\|_2^2`."""
-    qd = q @ d
-    total = jnp.sum(q * q)
-    safe = jnp.where(total > 0, total, 1)
-    lam = jnp.sum(q * qd) / safe
-    scale = jnp.sqrt(safe) * jnp.where(top > 0, top, 1)
-    return lam, jnp.linalg.norm(qd - lam * q) / scale

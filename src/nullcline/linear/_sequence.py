@@ -212,7 +212,9 @@ def exact_sequence(
     """
     if isinstance(tasks, Task):
         raise ValueError("`tasks` must be a list of tasks, got one `Task`: write `[task]` and `[duration]`.")
-    if not isinstance(durations, Iterable):
+    if not isinstance(tasks, Iterable):
+        raise ValueError(f"`tasks` must be a list of tasks, got {tasks!r}.")
+    if not isinstance(durations, Iterable) or getattr(durations, "ndim", 1) == 0:
         raise ValueError(f"`durations` must be a list, one time for each task, got {durations!r}.")
     tasks, durations = tuple(tasks), tuple(durations)
     if not tasks or len(tasks) != len(durations):

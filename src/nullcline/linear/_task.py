@@ -225,6 +225,8 @@ def whiten(x: Float[Array, "inputs samples"], *, center: bool = False) -> Float[
     x = as_float("x", x)
     require_matrix("x", x, "inputs", "samples")
     require_finite("x", x)
+    if not isinstance(center, bool):
+        raise ValueError(f"`center` must be True or False, got {center!r}.")
     inputs, samples = x.shape
     if samples < inputs + center:
         raise ValueError(

@@ -35,6 +35,10 @@ class Trajectory(eqx.Module):
     For inputs that span only a subspace, ``exact_flow`` describes :math:`W_1` on that subspace; its component
     outside never moves and no input sees it.
 
+    A network of more hidden units than inputs and outputs together needs no more columns than these; what the
+    rotation leaves are units with weights zero. ``hidden`` counts them (None: there are none), and
+    ``network_at`` has them again.
+
     ``status`` is 0 for a trajectory to be trusted; ``STATUS`` names the other values. States of
     ``exact_flow`` and ``integrate_flow`` that cannot be trusted are NaN; ``gradient_descent`` that diverged
     shows how.
@@ -46,19 +50,25 @@ class Trajectory(eqx.Module):
     v: Float[Array, "n_in inputs"] | None
     u: Float[Array, "n_out outputs"] | None
     status: Int[Array, ""]
+    hidden: int | None = eqx.field(static=True, default=None)
 
     def __repr__(self) -> str:
         """Sizes, times and whether to trust it, where values can be seen."""
         if not isinstance(self.status, jax.Array) or not is_concrete(self.times, self.status):
             return super().__repr__()
-        *batch, count, _, hidden = self.g1.shape
+        *batch, count, _, _ = self.g1.shape
         n_in, n_out = ((g if b is None else b).shape[-2] for g, b in ((self.g1, self.v), (self.g2, self.u)))
         many = "".join(f"{size} × " for size in batch)
         first, last = float(jnp.min(self.times)), float(jnp.max(self.times))
         codes = sorted(set(np.asarray(self.status).ravel().tolist()))
         status = "; ".join(STATUS[code] for code in codes)
         times = f"{count} times from {first:g} to {last:g}"
-        return f"Trajectory({many}{n_in}-{hidden}-{n_out}, {times}, {self.g1.dtype}, status: {status})"
+        return f"Trajectory({many}{n_in}-{self.n_hidden}-{n_out}, {times}, {self.g1.dtype}, status: {status})"
+
+    @property
+    def n_hidden(self) -> int:
+        """Number of hidden units."""
+        return self.g1.shape[-1] if self.hidden is None else self.hidden
 
     @property
     def is_ok(self) -> Array:
@@ -97,11 +107,18 @@ class Trajectory(eqx.Module):
 
     def network_at(self, index: int = -1) -> Network:
         """A network with the state at ``times[index]`` (hidden units rotated), to train on from there."""
+        if self.g1.ndim != 3:
+            raise ValueError(
+                f"This trajectory holds a batch, of shape {self.g1.shape[:-3]}: use "
+                "`jax.vmap(lambda trajectory: trajectory.network_at(index))(trajectories)`."
+            )
         count = self.g1.shape[0]
         if is_concrete(index):
             index = np.asarray(index).item() if np.ndim(index) == 0 else index
             index = require_integer("index", index, -count, count - 1, f"one of the {count} times")
-        return Network(jnp.swapaxes(self.w1t[index], -1, -2), self.w2[index])
+        more = ((0, 0), (0, self.n_hidden - self.g1.shape[-1]))
+        w1t, w2 = (jnp.pad(w[index], more) for w in (self.w1t, self.w2))
+        return Network(w1t.T, w2)
 
 
 # Compiled, so that reading a matrix is one call.

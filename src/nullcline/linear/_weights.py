@@ -127,7 +127,7 @@ def _align(rough: Array, exact: Trajectory, network: Network, task: Task) -> Wei
     factor = jnp.concatenate([exact.w1t, exact.w2], axis=1)
     # Steps so long that the weights overflow tell nothing about the rotation.
     is_lost = ~jnp.all(jnp.isfinite(inside), axis=(1, 2))
-    inside = jnp.where(is_lost[:, None, None], factor, inside)
+    inside = jnp.where(is_lost[:, None, None], 0, inside)
     left, _, right = jnp.linalg.svd(jnp.swapaxes(factor, -1, -2) @ inside, full_matrices=False)
     q = factor @ (left @ right)
     w1 = jnp.swapaxes(q[:, : network.n_in], -1, -2) + outside[None]
