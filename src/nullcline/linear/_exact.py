@@ -426,7 +426,7 @@ def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: flo
         if not np.isfinite(value).all():
             raise ValueError(f"`{name}` must be finite, got NaN or infinite entries.")
     # As in `fit_balance`: a power of two, so that fourth powers neither overflow nor vanish.
-    unit = np.ldexp(w1.dtype.type(1), np.frexp(max(np.max(np.abs(w1)), np.max(np.abs(w2))))[1])
+    unit = np.ldexp(w1.dtype.type(1), np.frexp(max(np.max(np.abs(w1)), np.max(np.abs(w2))))[1] - 1)
     square = np.float64(unit) ** 2
     w1, w2 = w1 / unit, w2 / unit
     left, right = w1 @ w1.T, w2.T @ w2

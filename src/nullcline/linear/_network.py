@@ -116,9 +116,9 @@ def balance_residual(network: Network) -> tuple[Float[Array, "*batch"], Float[Ar
 def fit_balance(network: Network) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
     r"""λ, its residual and about :math:`\|Q\|_2^2`, of one network."""
     # Fourth powers of weights overflow, or vanish, at scales that their squares allow. Dividing by a power of
-    # two changes no digit.
+    # two, that next to the largest weight, changes no digit.
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(network.q)))
-    unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
+    unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1] - 1)
     network = Network(network.w1 / unit, network.w2 / unit)
     q, d = network.q, balance(network)
     qd, top, total = q @ d, _largest_square(q), jnp.sum(q * q)

@@ -177,7 +177,8 @@ def parameter_operator(flow: "Flow", preconditioner: Mapping[str, Any] | None = 
                 f"`preconditioner['{name}']` must be a number or have shape {leaf.shape}, got {value.shape}."
             )
         # By NumPy: inside `jit` JAX would trace the comparison, even of values that are known.
-        if is_concrete(value) and not all(np.isfinite(x) and x >= 0 for x in np.asarray(value).flat):
+        known = np.asarray(value) if is_concrete(value) else np.zeros(())
+        if not ((known >= 0) & np.isfinite(known)).all():
             raise ValueError(f"`preconditioner['{name}']` must be nonnegative and finite.")
         scale[name] = jnp.broadcast_to(value, leaf.shape)
     return ParameterOperator(tangent, tangent, scale, False)
