@@ -72,8 +72,7 @@ def require_key(key: object) -> None:
         raise ValueError(f"`key` must be a random key, `jax.random.key(seed)`, got {got}.")
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     # Keys of the old kind, `jax.random.PRNGKey(seed)`, are vectors of as many integers as JAX is set to use.
-    words = jax.eval_shape(jax.random.PRNGKey, 0).shape
-    is_old = key.dtype == np.uint32 and key.shape == words
+    is_old = key.dtype == np.uint32 and key.shape == jax.eval_shape(jax.random.PRNGKey, 0).shape
     if not (key.ndim == 0 if is_typed else is_old):
         raise ValueError(
             f"`key` must be one random key, `jax.random.key(seed)`, got {key.dtype} of shape {key.shape}; "

@@ -195,8 +195,8 @@ def test_layers_rotate_at_the_rotation_time(shape, sign):
         for t in times:
             frame = np.linalg.qr((u * np.exp((values - values[-1]) * t / lam)) @ u.T @ strong)[0]
             expected.append(0.5 * np.linalg.norm(sigma - frame @ frame.T @ sigma) ** 2)
-        # Much of the loss is lost around this time, long after 1/λ.
-        assert expected[0] / expected[1] < 2 < 4 * expected[2] / expected[3]
+        # Half of what the rotation takes off the loss goes within 0.3 and 2 of these times, long after 1/λ.
+        assert loss[3] < (loss[0] + loss[-1]) / 2 < loss[1]
         errors.append(np.abs(loss - np.array(expected)) / expected[0])
     assert np.max(errors[1]) < 1e-4
     # Corrections are of order λ⁻²: nine times smaller.

@@ -445,7 +445,7 @@ def _check_values(network: Network, span: np.ndarray | None, lam, tolerance: flo
     bound = max(balance_tolerance(w1.dtype), 10 * tolerance)
     if residual > bound:
         # What `tolerance=1e-7` would allow.
-        is_rounding = bound < residual <= 1e-6 and w1.dtype == np.float64
+        is_rounding = residual <= 1e-6 and w1.dtype == np.float64
         hint = (
             " If they once were float32, give them as such, or tell `exact_flow`: `tolerance=1e-7`."
             if is_rounding
