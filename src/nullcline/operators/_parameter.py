@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from .._checks import is_concrete
@@ -176,9 +175,7 @@ def parameter_operator(flow: "Flow", preconditioner: Mapping[str, Any] | None = 
             raise ValueError(
                 f"`preconditioner['{name}']` must be a number or have shape {leaf.shape}, got {value.shape}."
             )
-        # By NumPy: inside `jit` JAX would trace the comparison, even of values that are known.
-        known = np.asarray(value) if is_concrete(value) else np.zeros(())
-        if not ((known >= 0) & np.isfinite(known)).all():
+        if is_concrete(value) and not bool(jnp.all((value >= 0) & jnp.isfinite(value))):
             raise ValueError(f"`preconditioner['{name}']` must be nonnegative and finite.")
         scale[name] = jnp.broadcast_to(value, leaf.shape)
     return ParameterOperator(tangent, tangent, scale, False)
